@@ -1,0 +1,3 @@
+"""keelbench: measure the Maximum Tolerable Learning Rate of Transformer architectures."""
+
+__version__ = "0.1.0"
