@@ -26,7 +26,7 @@ PAPER_PEAK = 5e-2
 """LR at which the paper's ramp ends (section 5.1)."""
 
 INIT_STD_TIMES_SQRT_WIDTH = 0.64
-"""Equals the paper's std of 0.02 at width 1024; see docs/protocol.md for why it follows width."""
+"""Equals the paper's std of 0.02 at width 1024; docs/protocol.md says why it follows width."""
 
 HEAD_DIM = 16
 """Head dimension below width 256; from there on 16 heads, as in the paper's Table 8."""
@@ -174,9 +174,9 @@ class RampSpec:
     """The learning-rate ramp and the question that is put to it."""
 
     slope: float | None = None
-    """LR per step; by default 1e-5 x 1024 / width, so that normalized LRs rise as in the paper."""
+    """LR per step; by default 1e-5 x 1024 / width: normalized LRs rise as in the paper."""
     peak: float | None = None
-    """LR at which the ramp ends; by default 5e-2 x 1024 / width: 5,000 steps, as in the paper."""
+    """LR at which the ramp ends; by default 5e-2 x 1024 / width: the paper's 5,000 steps."""
     protocol: str = "ramp"
     """ramp: LR rises until the run breaks; hold: the largest LR that is sustained."""
     hold_steps: int = 200
@@ -244,6 +244,8 @@ class CellSpec:
     """cpu or cuda: the class of device, since it can change the number."""
     dtype: str = "float32"
     """Precision of matrix products; weights, optimizer, norms and trunk stay in float32."""
+    threads: int = 1
+    """CPU threads of one run. A part of the cell, since it can change the last bits."""
 
     def resolved(self) -> "CellSpec":
         """The same cell with every default written out: what is hashed and stored."""
@@ -258,6 +260,8 @@ class CellSpec:
             *self.optim.problems(),
             *self.ramp.problems(),
         ]
+        if self.threads < 1:
+            found.append(f"threads is {self.threads}: it must be at least 1")
         for name, allowed in (("device", DEVICES), ("dtype", DTYPES)):
             if getattr(self, name) not in allowed:
                 found.append(
@@ -371,7 +375,7 @@ def _build(cls: type, values: Any, prefix: str, problems: list[str]) -> Any:
 
 
 def _coerce(value: Any, hint: Any, name: str, problems: list[str]) -> Any:
-    """Accept a value of the hinted type; YAML reads ``1e-5`` as text, so numbers may be text."""
+    """Accept a value of the hinted type; YAML reads ``1e-5`` as text, so parse text."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None

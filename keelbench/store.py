@@ -54,6 +54,10 @@ class Store:
         path = self.records_folder / f"{record_id}.json"
         return read_record(path) if path.exists() else None
 
+    def remove(self, record_id: str) -> None:
+        """Forget one record, if it is stored."""
+        (self.records_folder / f"{record_id}.json").unlink(missing_ok=True)
+
     def records(self) -> list[Record]:
         """Every stored record, ordered by architecture, depth, width, seed."""
         return sorted(self._iterate(), key=_order)

@@ -1,0 +1,185 @@
+"""Where a curve turned: the location of an onset, once the detector is sure that there is one.
+
+Deciding *that* a run diverged needs thresholds (see divergence.py). Saying *where* it began
+must not depend on them, or the number would move with every opinion about how far is far.
+So nothing here knows a threshold; the curve is read with one fixed ruler, and the answer is a
+least-squares fit of a broken line.
+
+The definition, for every kind of rise: the onset is the first step after the loss was last at
+its floor. A bathtub is fitted to the bottom of the curve: a line down, a floor, a line up,
+continuous, both knots free. The knot at which the floor ends is the last good step. Hence
+
+* a sudden jump has its onset at the first probe that saw it (nothing lies between that probe
+  and the last good one, so the later knot is taken),
+* a slow rise has it where the rise starts, between probes if the fit says so,
+* a flat-bottomed bowl has it where its rising side, followed downwards, meets its floor, and
+  never before the best probe: an excursion is a departure from the best level.
+
+Why not the minimum, or "x nats above the minimum for good"? The minimum of a flat floor is
+where the noise happened to be lowest. A crossing at x nats comes late by x / slope, a
+different number for every run, and moves with x.
+"""
+
+import numpy as np
+
+from keelbench.records import FloatArray, IntArray
+
+RULER = 0.2
+"""Height in nats of the part of the curve that is read, from the floor up.
+
+What lies higher is clipped to this height: how far a collapse goes says nothing about when it
+began. The ruler is a part of the definition of the onset (and so of DETECTOR_VERSION), not a
+threshold: nothing is decided by it. It is a few times the probe's noise (0.01 to 0.05 nats) and
+less than the smallest loss that is called divergence, so that the whole of it has been
+passed when the detector asks."""
+
+NOISE_HEIGHTS = 4.0
+"""The ruler is at least this many standard deviations of the curve's noise long: below, noise
+alone would climb it. Only a bare train loss (0.1 nats) is noisy enough for this to matter."""
+
+COARSE_KNOTS = 150
+"""Longer curves are searched with this many candidate knots first, then between neighbours."""
+
+
+def noise_level(loss: FloatArray) -> float:
+    """Standard deviation (nats) of the noise: from second differences, blind to any trend.
+
+    The median makes it blind to spikes and jumps as well. 0 where there is too little to say.
+    """
+    if len(loss) < 5:
+        return 0.0
+    bend = loss[1:-1] - (loss[:-2] + loss[2:]) / 2
+    return float(1.4826 * np.median(np.abs(bend)) / np.sqrt(1.5))
+
+
+def despiked(loss: FloatArray) -> FloatArray:
+    """Running median of three: removes single points, leaves edges where they are."""
+    if len(loss) < 3:
+        return loss
+    smooth = loss.copy()
+    smooth[1:-1] = np.median(np.stack([loss[:-2], loss[1:-1], loss[2:]]), axis=0)
+    return smooth
+
+
+def rise_start(steps: IntArray, loss: FloatArray) -> int:
+    """First step of the rise that ends this curve.
+
+    Args:
+        steps: increasing step numbers, shape (points,), at least two.
+        loss: the curve (nats), finite. Its end is known to lie above its floor for good.
+    """
+    lowest = int(np.argmin(despiked(loss)))
+    floor = float(despiked(loss)[lowest])
+    height = max(RULER, NOISE_HEIGHTS * noise_level(loss))
+    for _ in range(4):  # the window depends on the floor and the floor on the window
+        first, last = _bottom(loss, lowest, floor, height)
+        window = slice(first, last + 1)
+        clipped = np.minimum(loss[window], floor + height)
+        knot, fitted_floor = _fit_bathtub(steps[window], clipped)
+        if abs(fitted_floor - floor) < 1e-3:
+            break
+        floor = fitted_floor
+    best = float(steps[np.argmin(loss[: last + 1])])
+    return int(min(np.floor(max(knot, best)) + 1, steps[last]))
+
+
+def plateau_start(steps: IntArray, loss: FloatArray) -> int:
+    """First step of the plateau that ends this curve: where the descent's last leg meets it."""
+    floor = float(np.median(loss[len(loss) // 2 :]))
+    height = max(RULER, NOISE_HEIGHTS * noise_level(loss))
+    above = np.clip(loss - floor - height, -height, height)
+    first = max(int(np.argmax(_sums(above))) - 1, 0)
+    clipped = np.minimum(loss[first:], floor + height)
+    knots = steps[first:].astype(float)
+    end = knots[-1:]
+    coarse = knots[:: _stride(len(knots))]
+    residual, _ = _bathtub_residuals(knots, clipped, coarse, end)
+    near = int(np.argmin(residual[:, 0]))
+    fine = _between_neighbours(coarse, near)
+    residual, _ = _bathtub_residuals(knots, clipped, fine, end)
+    return int(np.floor(fine[np.argmin(residual[:, 0])])) + 1
+
+
+def _bottom(loss: FloatArray, lowest: int, floor: float, height: float) -> tuple[int, int]:
+    """Last point above the ruler on the way down, first one above it for good on the way up.
+
+    A cumulative sum (Page 1954) decides what "for good" means: its extremes are the moments
+    after (before) which the curve lies above the ruler on balance. Single probes that stray
+    across, and spikes that recover, do not move them, nor does anything that comes later.
+    """
+    above = np.clip(loss - floor - height, -height, height)
+    down = int(np.argmax(_sums(above[: lowest + 1])))
+    up = lowest + 1 + int(np.argmin(_sums(above[lowest + 1 :])))
+    return max(down - 1, 0), min(up, len(loss) - 1)
+
+
+def _sums(values: FloatArray) -> FloatArray:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _fit_bathtub(steps: IntArray, loss: FloatArray) -> tuple[float, float]:
+    """The step at which the floor ends, and the floor's level, by least squares."""
+    at = steps.astype(float)
+    coarse = at[:: _stride(len(at))]
+    residual, _ = _bathtub_residuals(at, loss, coarse, coarse)
+    near_down, near_up = np.unravel_index(int(np.argmin(residual)), residual.shape)
+    down = _between_neighbours(coarse, int(near_down))
+    up = _between_neighbours(coarse, int(near_up))
+    up = np.minimum(up, np.nextafter(at[-1], 0))  # a rise of no points at all is no rise
+    residual, floor = _bathtub_residuals(at, loss, down, up)
+    per_knot = residual.min(axis=0)
+    # A rise seen by one probe fits equally well from anywhere after the last good probe: the
+    # latest of equal fits is the one that accuses no step without evidence.
+    best = int(np.flatnonzero(per_knot <= per_knot.min() * (1 + 1e-6) + 1e-9)[-1])
+    knot = float(up[best])
+    if np.isclose(knot, at[-1]):
+        knot = float(at[-1])
+    return knot, float(floor[np.argmin(residual[:, best]), best])
+
+
+def _bathtub_residuals(
+    at: FloatArray, loss: FloatArray, down: FloatArray, up: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Residual sum of squares and floor for every pair of knots, shape (down, up).
+
+    The model is ``floor + a * max(down - t, 0) + b * max(t - up, 0)`` with a, b >= 0. For
+    down <= up the two sides do not overlap, so that the normal equations solve by hand.
+    """
+    mean = loss.mean()
+    centred = loss - mean
+    a_gain, a_shift, a_sum, a_moment = _side(np.maximum(down[:, None] - at, 0), centred)
+    b_gain, b_shift, b_sum, b_moment = _side(np.maximum(at - up[:, None], 0), centred)
+    a_gain, a_shift, a_sum, a_moment = (
+        part[:, None] for part in (a_gain, a_shift, a_sum, a_moment)
+    )
+    weight = len(at) - a_shift * a_sum - b_shift * b_sum
+    total = -a_gain * a_sum - b_gain * b_sum  # the centred curve itself sums to nothing
+    solvable = weight > 1e-9
+    floor = np.where(solvable, total / np.where(solvable, weight, 1.0), 0.0)
+    residual = centred @ centred - a_gain * a_moment - b_gain * b_moment - floor * total
+    falls = a_gain - floor * a_shift >= -1e-12
+    rises = b_gain - floor * b_shift >= -1e-12
+    allowed = (down[:, None] <= up) & solvable & falls & rises
+    return np.where(allowed, np.maximum(residual, 0.0), np.inf), floor + mean
+
+
+def _side(
+    shape: FloatArray, centred: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Per knot: slope at floor 0, its change per nat of floor, and the sums they come from."""
+    total, square, moment = shape.sum(axis=1), (shape * shape).sum(axis=1), shape @ centred
+    empty = square == 0
+    square = np.where(empty, 1.0, square)
+    return moment / square, total / square, total, moment
+
+
+def _stride(points: int) -> int:
+    return -(-points // COARSE_KNOTS)
+
+
+def _between_neighbours(knots: FloatArray, index: int) -> FloatArray:
+    """A fine grid from the knot before to the knot after, both included."""
+    left, right = knots[max(index - 1, 0)], knots[min(index + 1, len(knots) - 1)]
+    middle = knots[index]
+    grid = [np.linspace(left, middle, 17), np.linspace(middle, right, 17)]
+    return np.unique(np.concatenate(grid))

@@ -1,0 +1,118 @@
+"""How a number is written: as many digits as its interval justifies."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keelbench.specs import PAPER_WIDTH
+
+MOST_DECIMALS = 4
+"""More digits than this are never meant by an interval over a handful of seeds."""
+
+DEFAULT_DECIMALS = 2
+"""Where neither an interval nor a quantum says how well a number is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A positive number as text: ``mantissa`` x 10^``exponent`` and its interval.
+
+    ``low`` and ``high`` share the exponent, as in 1.01e-2 [0.96, 1.07].
+    """
+
+    mantissa: str
+    exponent: int = 0
+    low: str | None = None
+    high: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """``1.01e-2``; no exponent where it is 0."""
+        return f"{self.mantissa}e{self.exponent}" if self.exponent else self.mantissa
+
+    def without_interval(self) -> "Number":
+        return Number(self.mantissa, self.exponent)
+
+    @property
+    def interval(self) -> str:
+        """``[0.96, 1.07]``, or an empty string where no interval is claimed."""
+        return "" if self.low is None else f"[{self.low}, {self.high}]"
+
+
+def scientific(
+    value: float, low: float | None = None, high: float | None = None, quantum: float = 0.0
+) -> Number:
+    """Write a positive value in scientific notation.
+
+    The interval's width gets two significant digits, which leaves the value one uncertain
+    digit more than a single seed deserves. Without an interval the value ends at the digit
+    of its ``quantum``: the step in which it was read.
+    """
+    exponent = math.floor(math.log10(value))
+    number = _written(value, low, high, quantum, exponent)
+    if float(number.mantissa) >= 10:
+        number = _written(value, low, high, quantum, exponent + 1)
+    return number
+
+
+def decimal(value: float, low: float | None = None, high: float | None = None) -> Number:
+    """Write a positive value without exponent, digits by the same rule."""
+    return _written(value, low, high, 0.0, 0)
+
+
+def estimate_number(row: Mapping[str, Any], name: str) -> Number | None:
+    """``max_lr`` or ``normalized`` of a row of the summary, or the lower bound of it.
+
+    None if the row has neither.
+    """
+    scale = row["width"] / PAPER_WIDTH if name == "normalized" else 1.0
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    if value is None and low is None:
+        return None
+    quantum = row["slope"]
+    if row["quantum_percent"] is not None and row["max_lr"] is not None:
+        quantum = row["quantum_percent"] / 100 * row["max_lr"]
+    if value is None:
+        return scientific(low, quantum=scale * quantum)
+    return scientific(value, low, high, scale * quantum)
+
+
+def short(value: float) -> str:
+    """A setting: ``1.6e-4``, ``0.05``, ``8``: three significant digits, no padding."""
+    if value == 0 or 1e-2 <= abs(value) < 1e4:
+        return f"{value:.3g}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def seconds_text(seconds: float) -> str:
+    """``4 s``, ``12 min``, ``3.4 h``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _written(
+    value: float, low: float | None, high: float | None, quantum: float, exponent: int
+) -> Number:
+    scale = 10.0**exponent
+    value, quantum = value / scale, quantum / scale
+    if low is None or high is None:
+        places = _places(quantum, 1) if quantum else DEFAULT_DECIMALS
+        return Number(f"{value:.{places}f}", exponent)
+    low, high = low / scale, high / scale
+    places = _places(high - low, 2) if high > low else _places(quantum, 1)
+    while places < MOST_DECIMALS and float(f"{low:.{places}f}") == 0:
+        places += 1
+    return Number(f"{value:.{places}f}", exponent, f"{low:.{places}f}", f"{high:.{places}f}")
+
+
+def _places(size: float, digits: int) -> int:
+    """Decimals that show ``digits`` significant digits of ``size``."""
+    if size <= 0:
+        return DEFAULT_DECIMALS
+    wanted = digits - 1 - math.floor(math.log10(size))
+    return max(0, min(MOST_DECIMALS, wanted))

@@ -1,0 +1,37 @@
+"""Protocols: what is asked of a cell, and the one function that workers call."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from keelbench.ramp import Progress, run_ramp
+from keelbench.records import Record
+from keelbench.specs import CellSpec
+
+RUNNERS: dict[str, Callable[..., Iterator[Record]]] = {"ramp": run_ramp}
+
+
+def run_lanes(
+    cell: CellSpec,
+    seeds: Sequence[int],
+    *,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Iterator[Record]:
+    """Run the cell's protocol on every seed; yields a record as each lane ends.
+
+    The number of CPU threads is set for the run and put back afterwards; the state of
+    torch's global random generator is not touched.
+    """
+    with _threads(cell.threads):
+        yield from RUNNERS[cell.ramp.protocol](cell, seeds, on_progress=on_progress)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,159 @@
+"""Sweeps: YAML in, cells out. Strict keys, every problem reported at once."""
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from keelbench.archs import canonical_name, make_rule
+from keelbench.errors import KeelbenchError
+from keelbench.registry import did_you_mean
+from keelbench.specs import FIELD_NAMES, CellSpec, find_field, raise_problems
+
+SWEEP_KEYS = ("name", "seeds", "reference", "defaults", "matrix", "cells")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSpec:
+    """Cells and seeds: what ``keelbench compare`` runs."""
+
+    name: str
+    cells: tuple[CellSpec, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    reference: str | None = "pre_ln"
+    """Architecture that ratios are taken to; None for no ratios."""
+    source: str = field(default="", compare=False)
+    """The YAML file, if there was one."""
+
+
+def load_sweep(path: Path, overrides: dict[str, Any] | None = None) -> SweepSpec:
+    """Read and expand a sweep file.
+
+    ``matrix`` maps settings to lists and expands to their product; ``cells`` lists cells one
+    by one; ``defaults`` holds for all. Overrides win over everything in the file.
+
+    Raises:
+        KeelbenchError: if the file is missing or not YAML, or with every problem in it.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeelbenchError(f"cannot read sweep {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise KeelbenchError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise KeelbenchError(
+            f"{path} must be a mapping with some of {', '.join(SWEEP_KEYS)}, got {values!r}"
+        )
+    return build_sweep({"name": path.stem, **values}, overrides or {}, source=str(path))
+
+
+def build_sweep(
+    values: dict[str, Any], overrides: dict[str, Any], source: str = ""
+) -> SweepSpec:
+    """Expand a sweep given as plain values; see ``load_sweep``."""
+    where = f"{source}: " if source else ""
+    problems: list[str] = []
+    for key in values:
+        if key not in SWEEP_KEYS:
+            near = did_you_mean(str(key), SWEEP_KEYS)
+            problems.append(f"unknown key '{key}'{near}: allowed are {', '.join(SWEEP_KEYS)}")
+    defaults = _settings(values.get("defaults") or {}, "defaults", problems)
+    forced = _settings(overrides, "overrides", problems)
+    settings = [
+        {**defaults, **row, **forced}
+        for row in [
+            *_matrix_rows(values.get("matrix") or {}, problems),
+            *_listed_rows(values.get("cells") or [], problems),
+        ]
+    ]
+    settings = settings or [{**defaults, **forced}]
+    seeds = parse_seeds(values.get("seeds", 3), problems)
+    cells = _cells(settings, problems) if not problems else []
+    reference = values.get("reference", "pre_ln")
+    raise_problems([where + problem for problem in problems])
+    return SweepSpec(
+        name=str(values.get("name") or "sweep"),
+        cells=tuple(dict.fromkeys(cells)),
+        seeds=seeds,
+        reference=None if reference in (None, "none") else str(reference),
+        source=source,
+    )
+
+
+def parse_seeds(value: Any, problems: list[str]) -> tuple[int, ...]:
+    """``3`` means seeds 0, 1, 2; a list names them."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return tuple(range(value))
+    if isinstance(value, list | tuple) and value and all(_is_seed(seed) for seed in value):
+        return tuple(dict.fromkeys(value))
+    problems.append(f"seeds is {value!r}: give a number >= 1 or a list of seeds >= 0")
+    return (0,)
+
+
+def _is_seed(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _settings(values: Any, where: str, problems: list[str]) -> dict[str, Any]:
+    """Settings under their full dotted names: ``slope`` becomes ``ramp.slope``."""
+    if not isinstance(values, dict):
+        problems.append(f"{where} must be a mapping of settings, got {values!r}")
+        return {}
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        name = find_field(str(key))
+        if name is None:
+            short = [field_name.rpartition(".")[2] for field_name in FIELD_NAMES]
+            near = did_you_mean(str(key), [*FIELD_NAMES, *short])
+            problems.append(f"{where}: unknown setting '{key}'{near}")
+        else:
+            named[name] = value
+    return named
+
+
+def _matrix_rows(matrix: Any, problems: list[str]) -> list[dict[str, Any]]:
+    axes = _settings(matrix, "matrix", problems)
+    if not axes:
+        return []
+    lists = [value if isinstance(value, list) else [value] for value in axes.values()]
+    for name, values in zip(axes, lists, strict=True):
+        if not values:
+            problems.append(f"matrix: {name} is an empty list")
+    return [dict(zip(axes, row, strict=True)) for row in itertools.product(*lists)]
+
+
+def _listed_rows(cells: Any, problems: list[str]) -> list[dict[str, Any]]:
+    if not isinstance(cells, list):
+        problems.append(f"cells must be a list of mappings, got {cells!r}")
+        return []
+    return [_settings(row, f"cells[{i}]", problems) for i, row in enumerate(cells)]
+
+
+def _cells(settings: list[dict[str, Any]], problems: list[str]) -> list[CellSpec]:
+    cells = []
+    for row in settings:
+        try:
+            cells.append(make_cell(row))
+        except KeelbenchError as error:
+            label = ", ".join(f"{key.rpartition('.')[2]}={row[key]}" for key in row)
+            found = f"cell ({label}): {error.message}"
+            hint = f" ({error.hint})" if error.hint else ""
+            problems.append(found + hint)
+    return cells
+
+
+def make_cell(settings: dict[str, Any]) -> CellSpec:
+    """A validated cell from dotted or short settings, with the architecture's name in order.
+
+    Raises:
+        KeelbenchError: with every problem of the cell.
+    """
+    cell = CellSpec().replaced(settings)
+    make_rule(cell.model.arch)
+    cell = cell.replaced({"model.arch": canonical_name(cell.model.arch)})
+    return cell.validated()
