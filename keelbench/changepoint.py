@@ -20,6 +20,8 @@ where the noise happened to be lowest. A crossing at x nats comes late by x / sl
 different number for every run, and moves with x.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from keelbench.records import FloatArray, IntArray
@@ -33,23 +35,28 @@ threshold: nothing is decided by it. It is a few times the probe's noise (0.01 t
 less than the smallest loss that is called divergence, so that the whole of it has been
 passed when the detector asks."""
 
-NOISE_HEIGHTS = 4.0
+NOISE_HEIGHTS = 3.0
 """The ruler is at least this many standard deviations of the curve's noise long: below, noise
 alone would climb it. Only a bare train loss (0.1 nats) is noisy enough for this to matter."""
 
-COARSE_KNOTS = 150
-"""Longer curves are searched with this many candidate knots first, then between neighbours."""
+LINE_POINTS = 2
+"""Points between the floor and the first one above the ruler that make a rise. With fewer there
+is no line to follow, only noise on the last good point: it was a jump."""
+
+COARSE_KNOTS = 64
+"""Longer curves are searched with about this many candidate knots first, then more finely."""
 
 
 def noise_level(loss: FloatArray) -> float:
     """Standard deviation (nats) of the noise: from second differences, blind to any trend.
 
-    The median makes it blind to spikes and jumps as well. 0 where there is too little to say.
+    Their median makes it blind to spikes and jumps too. 0 for curves too short to tell.
     """
-    if len(loss) < 5:
+    if len(loss) < 16:
         return 0.0
     bend = loss[1:-1] - (loss[:-2] + loss[2:]) / 2
-    return float(1.4826 * np.median(np.abs(bend)) / np.sqrt(1.5))
+    median_of_normal = 0.6745
+    return float(np.median(np.abs(bend)) / median_of_normal / np.sqrt(1.5))
 
 
 def despiked(loss: FloatArray) -> FloatArray:
@@ -68,17 +75,20 @@ def rise_start(steps: IntArray, loss: FloatArray) -> int:
         steps: increasing step numbers, shape (points,), at least two.
         loss: the curve (nats), finite. Its end is known to lie above its floor for good.
     """
-    lowest = int(np.argmin(despiked(loss)))
-    floor = float(despiked(loss)[lowest])
+    smooth = despiked(loss)
+    lowest = int(np.argmin(smooth))
+    floor = float(smooth[lowest])
     height = max(RULER, NOISE_HEIGHTS * noise_level(loss))
     for _ in range(4):  # the window depends on the floor and the floor on the window
-        first, last = _bottom(loss, lowest, floor, height)
+        first, last = _bottom(smooth, lowest, floor, height)
         window = slice(first, last + 1)
-        clipped = np.minimum(loss[window], floor + height)
-        knot, fitted_floor = _fit_bathtub(steps[window], clipped)
-        if abs(fitted_floor - floor) < 1e-3:
+        clipped = np.minimum(smooth[window], floor + height)
+        fit = _fit_bathtub(steps[window], clipped)
+        if abs(fit.floor - floor) < 1e-3:
             break
-        floor = fitted_floor
+        floor = fit.floor
+    between = (steps[window] > fit.up) & (steps[window] < steps[last])
+    knot = fit.up if np.count_nonzero(between) >= LINE_POINTS else float(steps[last])
     best = float(steps[np.argmin(loss[: last + 1])])
     return int(min(np.floor(max(knot, best)) + 1, steps[last]))
 
@@ -89,15 +99,8 @@ def plateau_start(steps: IntArray, loss: FloatArray) -> int:
     height = max(RULER, NOISE_HEIGHTS * noise_level(loss))
     above = np.clip(loss - floor - height, -height, height)
     first = max(int(np.argmax(_sums(above))) - 1, 0)
-    clipped = np.minimum(loss[first:], floor + height)
-    knots = steps[first:].astype(float)
-    end = knots[-1:]
-    coarse = knots[:: _stride(len(knots))]
-    residual, _ = _bathtub_residuals(knots, clipped, coarse, end)
-    near = int(np.argmin(residual[:, 0]))
-    fine = _between_neighbours(coarse, near)
-    residual, _ = _bathtub_residuals(knots, clipped, fine, end)
-    return int(np.floor(fine[np.argmin(residual[:, 0])])) + 1
+    fit = _fit_bathtub(steps[first:], np.minimum(loss[first:], floor + height), rises=False)
+    return int(np.floor(fit.down)) + 1
 
 
 def _bottom(loss: FloatArray, lowest: int, floor: float, height: float) -> tuple[int, int]:
@@ -117,24 +120,27 @@ def _sums(values: FloatArray) -> FloatArray:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def _fit_bathtub(steps: IntArray, loss: FloatArray) -> tuple[float, float]:
-    """The step at which the floor ends, and the floor's level, by least squares."""
+class _Bathtub(NamedTuple):
+    down: float
+    """Step at which the descent meets the floor."""
+    up: float
+    """Step at which the floor ends."""
+    floor: float
+
+
+def _fit_bathtub(steps: IntArray, loss: FloatArray, *, rises: bool = True) -> _Bathtub:
+    """The least-squares bathtub; without a rising side if the curve is known to stay down."""
     at = steps.astype(float)
-    coarse = at[:: _stride(len(at))]
-    residual, _ = _bathtub_residuals(at, loss, coarse, coarse)
-    near_down, near_up = np.unravel_index(int(np.argmin(residual)), residual.shape)
-    down = _between_neighbours(coarse, int(near_down))
-    up = _between_neighbours(coarse, int(near_up))
-    up = np.minimum(up, np.nextafter(at[-1], 0))  # a rise of no points at all is no rise
-    residual, floor = _bathtub_residuals(at, loss, down, up)
-    per_knot = residual.min(axis=0)
-    # A rise seen by one probe fits equally well from anywhere after the last good probe: the
-    # latest of equal fits is the one that accuses no step without evidence.
-    best = int(np.flatnonzero(per_knot <= per_knot.min() * (1 + 1e-6) + 1e-9)[-1])
-    knot = float(up[best])
-    if np.isclose(knot, at[-1]):
-        knot = float(at[-1])
-    return knot, float(floor[np.argmin(residual[:, best]), best])
+    down = at[:: -(-len(at) // COARSE_KNOTS)]
+    from_end = np.geomspace(1, len(at), COARSE_KNOTS).astype(int)  # dense where jumps are
+    up = at[np.unique(len(at) - from_end)] if rises else at[-1:]
+    for _ in range(3):  # each round is 16 times finer than the one before
+        residual, floor = _bathtub_residuals(at, loss, down, up)
+        i, j = np.unravel_index(int(np.argmin(residual)), residual.shape)
+        fit = _Bathtub(float(down[i]), float(up[j]), float(floor[i, j]))
+        down = _between_neighbours(down, int(i))
+        up = _between_neighbours(up, int(j)) if rises else up
+    return fit
 
 
 def _bathtub_residuals(
@@ -171,10 +177,6 @@ def _side(
     empty = square == 0
     square = np.where(empty, 1.0, square)
     return moment / square, total / square, total, moment
-
-
-def _stride(points: int) -> int:
-    return -(-points // COARSE_KNOTS)
 
 
 def _between_neighbours(knots: FloatArray, index: int) -> FloatArray:

@@ -7,6 +7,8 @@ the same order and an interrupted run needs no data state.
 import hashlib
 import lzma
 import math
+import os
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -140,19 +142,19 @@ def _existing(argument: str, spec: DataSpec) -> Path:
     kind = spec.source.partition(":")[0]
     if not argument:
         raise KeelbenchError(f"'{spec.source}' names no file: write {kind}:PATH")
-    path = Path(argument).expanduser()
-    if not path.exists():
-        raise KeelbenchError(f"no such file: {path} (from data source '{spec.source}')")
-    if not path.is_file():
-        raise KeelbenchError(f"{path} is not a file (from data source '{spec.source}')")
+    path = Path(os.path.expanduser(argument))  # noqa: PTH111 (Path's raises for ~nobody)
+    origin = f"(from data source '{spec.source}')"
     try:
-        empty = path.stat().st_size == 0
-        with path.open("rb"):
-            pass
+        if not path.exists():
+            raise KeelbenchError(f"no such file: {path} {origin}")
+        if not path.is_file():
+            raise KeelbenchError(f"{path} is not a file {origin}")
+        with path.open("rb") as file:
+            is_empty = not file.read(1)
     except OSError as error:
-        raise KeelbenchError(f"cannot read {path}: {error.strerror}") from error
-    if empty:
-        raise KeelbenchError(f"{path} is empty")
+        raise KeelbenchError(f"cannot read {path}: {error.strerror} {origin}") from error
+    if is_empty:
+        raise KeelbenchError(f"{path} is empty {origin}")
     return path
 
 
@@ -215,12 +217,12 @@ def _markov(argument: str, spec: DataSpec) -> TokenSource:
         raise KeelbenchError(f"data.vocab is {vocab}: markov needs at least 2 tokens")
     transition = markov_transition(vocab)
     generator = np.random.default_rng(0)
-    thresholds = transition.cumsum(axis=1)
-    draws = generator.random(MARKOV_TOKENS)
+    thresholds = transition.cumsum(axis=1).tolist()
+    draws = generator.random(MARKOV_TOKENS).tolist()
     tokens = np.empty(MARKOV_TOKENS, dtype=np.int64)
     state = 0
     for i, draw in enumerate(draws):
-        state = min(int(np.searchsorted(thresholds[state], draw)), vocab - 1)
+        state = min(bisect_left(thresholds[state], draw), vocab - 1)
         tokens[i] = state
     return TokenSource(spec.source, tokens, vocab)
 

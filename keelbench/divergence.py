@@ -14,10 +14,10 @@ rules here, next to non-finite values; every number is a field of :class:`Thresh
   does it often exceed ln V, so that rules asking for a multiple of the best loss see nothing.)
   A recovery is a return to within ``recovery`` of the best level. So a spike that returns is
   not divergence, while jumps, overshoots, and slow drifts that never return are.
-* stagnation: the loss came down, but for ``plateau`` steps has not improved by ``progress``,
-  and still has not got below the unigram entropy. Where that entropy is unknown, a plateau
-  counts only if it began within ``early`` steps, has lasted four times as long as the way to
-  it, and leaves more than half of the initial loss.
+* stagnation: the loss came down, but for ``plateau`` steps, and ``persistence`` times as long
+  as it took to get there, has not improved by ``progress``, and still is not below the unigram
+  entropy. Where that entropy is unknown, a plateau counts only if it began within ``early``
+  steps and leaves more than half of the initial loss.
 * degradation: still falling, but ``lag`` above a healthy reference run for ``plateau`` steps.
 
 The earliest detection wins. Thresholds decide *that*; changepoint.py decides *where*, without
@@ -47,9 +47,9 @@ PROBE_SPACING = 16
 """Steps. A probe measured less often is ignored in favour of the train loss: it would see a
 quarter of ``patience`` at a time."""
 
-TRAIN_WINDOW = 9
+TRAIN_WINDOW = 17
 """Steps over which the train loss is smoothed (centred running median) where it stands in for
-the probe: it brings 0.1 nats of batch noise down to the probe's 0.03 to 0.05."""
+the probe: it brings 0.1 nats of batch noise down to the probe's 0.03."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,31 +64,40 @@ class Thresholds:
     noise: a healthy plateau is inside nearly always. Less than half of ``rise``: a level that
     is neither leaves the question open."""
     patience: int = 64
-    """steps spent high. Spikes that recovered lasted 1 to 40 steps in the runs seen."""
+    """steps since the last recovery. Spikes that recovered lasted 1 to 40 steps in the runs
+    seen."""
+    sustained: int = 44
+    """steps of these spent high: longer than any such spike, so that no spike is enough, even
+    if noise or a drift had kept the loss from recovering just before."""
     points: int = 4
     """measurements that must agree, however many steps lie between them."""
-    context: float = 0.1
+    context: float = 0.15
     """nats below the unigram entropy that show something has been learned from context. More
-    than the corpus's entropy differs from a probe batch's (0.04 on the bundled text)."""
+    than the corpus's entropy differs from a probe batch's (up to 0.09 seen), less than the 0.3
+    that even the weakest model gained from context before it lost it again."""
     learned: float = 0.3
     """nats below the initial loss that show that anything has been learned. Six times the
     noise; every trainable model seen gains 1.5 in its first twenty steps."""
-    plateau: int = 96
+    plateau: int = 64
     """steps without progress. A healthy model crosses the unigram entropy within ten steps,
     around step 20; the plateaus seen last for good. (Not for large vocabularies at small
     batches: words take longer to learn than bytes, and may need a longer plateau.)"""
-    progress: float = 0.05
+    progress: float = 0.03
     """nats gained over ``plateau`` steps that count as progress. Stagnant runs creep by 0.02; a
     healthy one gains 0.5 at that level."""
-    early: int = 48
+    persistence: float = 3.0
+    """times as long as the way to it (no unit) that a plateau lasts before it counts. A power
+    law that passes this level late and slowly makes progress before that; Post-LN's plateau,
+    reached at step 22, has lasted four times as long once ``plateau`` steps are over."""
+    early: int = 36
     """steps; only where the unigram entropy is unknown: a descent that ended sooner ended far
     too early. Post-LN and HybridNorm stop at step 20 to 25."""
     lag: float = 0.3
     """nats above the reference at the same step. The floors of healthy architectures differ by
     up to 0.2."""
-    quiet: float = 0.05
+    quiet: float = 0.035
     """nats, standard deviation from point to point, up to which the thresholds above hold. For
-    a noisier curve those in nats widen in proportion: ``rise`` is always five such deviations
+    a noisier curve those in nats widen in proportion: ``rise`` is always seven such deviations
     or more, while the best of 1,000 noisy points lies 3.2 below their mean."""
 
     def scaled(self, factor: float) -> Self:
@@ -96,8 +105,8 @@ class Thresholds:
         return self._times(factor, [field.name for field in dataclasses.fields(self)])
 
     def widened(self, noise: float) -> Self:
-        """Those in nats times what the noise exceeds ``quiet`` by."""
-        nats = ["rise", "recovery", "context", "learned", "progress", "lag"]
+        """Distances in nats (``context`` is a level) times the noise in units of ``quiet``."""
+        nats = ["rise", "recovery", "learned", "progress", "lag"]
         return self._times(max(1.0, noise / self.quiet), nats)
 
     def _times(self, factor: float, names: list[str]) -> Self:
@@ -122,7 +131,7 @@ class _Curve:
     loss: FloatArray
     """Freed from spikes of one point: what decisions are made on."""
     noise: float
-    """Standard deviation (nats) of the curve from point to point."""
+    """Standard deviation (nats) from point to point of a probe as noisy as ``loss`` is."""
 
     @property
     def best(self) -> FloatArray:
@@ -233,7 +242,7 @@ def _curve(trace: Trace, end: int) -> _Curve:
         if len(steps) > 1 and np.median(np.diff(steps)) <= PROBE_SPACING:
             return _Curve(steps, raw, despiked(raw), noise_level(raw))
     raw = trace.loss[:end]
-    noise = noise_level(raw) / np.sqrt(TRAIN_WINDOW)
+    noise = noise_level(raw) * np.sqrt(3 / TRAIN_WINDOW)  # against a median of three
     return _Curve(np.arange(len(raw)), raw, _running_median(raw), noise)
 
 
@@ -263,9 +272,11 @@ def _instability(curve: _Curve, unigram: float | None, limits: Thresholds) -> _F
         forgotten = unigram - limits.context
         high |= (best < forgotten) & (curve.loss > forgotten)
     recovered = curve.loss <= best + limits.recovery
+    away = _since(recovered, curve.interval)
     steps_high = _since(recovered, curve.interval * high)
     points_high = _since(recovered, high.astype(float))
-    fired = np.flatnonzero((steps_high >= limits.patience) & (points_high >= limits.points))
+    lasting = (away >= limits.patience) & (steps_high >= limits.sustained)
+    fired = np.flatnonzero(high & lasting & (points_high >= limits.points))
     if not len(fired):
         return None
     at, detected = fired[0], int(curve.steps[fired[0]])
@@ -294,7 +305,7 @@ def _non_finite(curve: _Curve, broken: int | None, limits: Thresholds) -> _Findi
         Rule.NON_FINITE,
         rise_start(curve.steps, curve.raw) if rising else broken,
         broken,
-        f"loss is not finite at step {broken}",
+        "loss is not finite",
     )
 
 
@@ -318,18 +329,19 @@ def _stagnation(curve: _Curve, unigram: float | None, limits: Thresholds) -> _Fi
     level = initial / 2 if unigram is None else unigram - limits.context
     stuck = _stands_still(curve, limits) & (best > level) & (initial - best > limits.learned)
     fired = np.flatnonzero(stuck)
-    if unigram is None and len(fired):
-        onset = plateau_start(*curve.until(int(curve.steps[fired[0]])))
-        is_early = onset <= limits.early and initial > 0
-        fired = fired[is_early & (curve.steps[fired] >= 5 * onset)]
     if not len(fired):
         return None
-    at, detected = fired[0], int(curve.steps[fired[0]])
+    onset = plateau_start(*curve.until(int(curve.steps[fired[0]])))
+    if unigram is None and (onset > limits.early or initial <= 0):
+        return None
+    fired = fired[curve.steps[fired] >= (1 + limits.persistence) * onset]
+    if not len(fired):
+        return None
     return _Finding(
         Rule.STAGNATION,
-        plateau_start(*curve.until(detected)),
-        detected,
-        f"loss stopped falling at {best[at]:.2f} nats",
+        onset,
+        int(curve.steps[fired[0]]),
+        f"loss stopped falling at {best[fired[0]]:.2f} nats",
     )
 
 

@@ -59,8 +59,8 @@ class Engine:
         )
         self.optimizer = LaneOptimizer(self.model, cell.optim)
         self.steps = 0
-        device = self.model.device
-        self._log_2TS = torch.zeros(2, capacity, len(self.seeds), device=device)
+        device, dtype = self.model.device, self.model.flat_SP.dtype
+        self._log_2TS = torch.zeros(2, capacity, len(self.seeds), device=device, dtype=dtype)
         probe = self.source.probe(cell.data.probe_batch, cell.data.seq)
         self.unigram_entropy = self.source.unigram_loss(probe)
         self._probe_BT = torch.from_numpy(probe).to(device)

@@ -87,7 +87,7 @@ def _site_tensors(model: ModelSpec, rule: ResidualRule, site: Site) -> list[Tens
         tensors += _norm(f"{prefix}.inner_norm", model, inner)
     if site.branch == "attention":
         for name in qkv_norm_names(model, rule, site):
-            tensors += _norm(f"{prefix}.{name}_norm", model, head_dim)
+            tensors.append(_gain(f"{prefix}.{name}_norm", head_dim))
     for slot in rule.norm_slots(site):
         tensors += _norm(f"{prefix}.norm_{slot}", model, model.width)
     for slot, param in rule.param_slots(site).items():
@@ -115,11 +115,14 @@ def _matrix(name: str, rows: int, columns: list[tuple[str, int, float]]) -> Tens
 
 
 def _norm(name: str, model: ModelSpec, size: int) -> list[TensorLayout]:
-    gain = TensorLayout(name, 1, (Piece("gain", size, 0.0, 1.0),), "vector")
     if model.norm != "dyt":
-        return [gain]
+        return [_gain(name, size)]
     alpha = TensorLayout(f"{name}.alpha", 1, (Piece("alpha", 1, 0.0, DYT_ALPHA),), "vector")
-    return [gain, alpha]
+    return [_gain(name, size), alpha]
+
+
+def _gain(name: str, size: int) -> TensorLayout:
+    return TensorLayout(name, 1, (Piece("gain", size, 0.0, 1.0),), "vector")
 
 
 DYT_ALPHA = 0.5

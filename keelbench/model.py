@@ -177,7 +177,9 @@ class LaneModel:
         """Mean cross-entropy per lane, (S,), in nats, of windows (S, B, T + 1)."""
         logits_SNV = self.logits(windows_SBT[:, :, :-1])
         targets = windows_SBT[:, :, 1:].reshape(-1)
-        losses = F.cross_entropy(logits_SNV.flatten(0, 1).float(), targets, reduction="none")
+        flat = logits_SNV.flatten(0, 1)
+        flat = flat.float() if flat.dtype == torch.bfloat16 else flat
+        losses = F.cross_entropy(flat, targets, reduction="none")
         return losses.view(self.lanes, -1).mean(dim=1)
 
     def logits(self, tokens_SBT: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ def run_ramp(
     engine = Engine(cell, seeds, steps)
     environment = describe_environment(cell)
     while engine.lanes:
-        chunk = ramp_lrs(cell, engine.steps, min(engine.steps + CHUNK, steps))
-        engine.advance(np.repeat(chunk[:, None], engine.lanes, axis=1))
+        lrs = ramp_lrs(cell, engine.steps, min(engine.steps + CHUNK, steps))
+        engine.advance(np.tile(lrs[:, None], engine.lanes))
         seconds = time.perf_counter() - started
         has_ended = engine.steps == steps
         verdicts = [judge(trace, ended=has_ended) for trace in traces(engine)]
@@ -74,8 +74,8 @@ def run_ramp(
 def ramp_lrs(cell: CellSpec, start: int, stop: int) -> NDArray[np.float64]:
     """Learning rates of steps start to stop - 1."""
     assert cell.ramp.slope is not None
-    lrs: NDArray[np.float64] = cell.ramp.slope * np.arange(start + 1, stop + 1)
-    return lrs
+    steps: NDArray[np.float64] = np.arange(start + 1, stop + 1, dtype=np.float64)
+    return cell.ramp.slope * steps
 
 
 def traces(engine: Engine) -> list[Trace]:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from keelbench.hold import run_hold
 from keelbench.ramp import Progress, run_ramp
 from keelbench.records import Record
 from keelbench.specs import CellSpec
 
-RUNNERS: dict[str, Callable[..., Iterator[Record]]] = {"ramp": run_ramp}
+RUNNERS: dict[str, Callable[..., Iterator[Record]]] = {"ramp": run_ramp, "hold": run_hold}
 
 
 def run_lanes(
@@ -23,12 +24,13 @@ def run_lanes(
     The number of CPU threads is set for the run and put back afterwards; the state of
     torch's global random generator is not touched.
     """
-    with _threads(cell.threads):
+    with threads(cell.threads):
         yield from RUNNERS[cell.ramp.protocol](cell, seeds, on_progress=on_progress)
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """Run with this many CPU threads, then put the number back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -55,6 +55,8 @@ class ModelSpec:
     """Std of matrices and head; by default 0.64 / sqrt(width)."""
     embed_std: float = 0.02
     """Std of embeddings, at every width: their RMS does not depend on it."""
+    module: str | None = None
+    """A model of one's own: ``pkg.module:build`` or ``file.py:build``; arch names it only."""
 
     @property
     def blocks(self) -> int:
@@ -62,16 +64,17 @@ class ModelSpec:
 
     def resolved(self) -> "ModelSpec":
         """The same model with every default written out."""
-        heads = self.heads or max(2, min(16, self.width // HEAD_DIM))
-        return dataclasses.replace(
-            self,
-            heads=heads,
-            kv_heads=self.kv_heads or max(1, heads // 2),
-            hidden=self.hidden or 3 * self.width,
-            init_std=self.init_std
-            if self.init_std is not None
-            else INIT_STD_TIMES_SQRT_WIDTH / self.width**0.5,
-        )
+        heads = max(2, min(16, self.width // HEAD_DIM)) if self.heads is None else self.heads
+        defaults = {
+            "heads": heads,
+            "kv_heads": max(1, heads // 2),
+            "hidden": 3 * self.width,
+            "init_std": INIT_STD_TIMES_SQRT_WIDTH / self.width**0.5,
+        }
+        missing = {
+            name: value for name, value in defaults.items() if getattr(self, name) is None
+        }
+        return dataclasses.replace(self, **missing)
 
     def problems(self) -> list[str]:
         """Everything wrong with this spec, one sentence each, without building a model."""
@@ -357,7 +360,7 @@ def _set_dotted(values: dict[str, Any], key: str, value: Any) -> str | None:
 
 def _build(cls: type, values: Any, prefix: str, problems: list[str]) -> Any:
     if not isinstance(values, dict):
-        problems.append(f"{prefix or 'cell'} must be a mapping, got {values!r}")
+        problems.append(f"{prefix.rstrip('.') or 'cell'} must be a mapping, got {values!r}")
         return None
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}

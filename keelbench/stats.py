@@ -220,7 +220,7 @@ def mean_test(
     """
     signed = np.asarray(mean) * (1 if alternative == "less" else -1)
     error = np.asarray(standard_error)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         certain = np.where(signed < 0, -np.inf, np.inf)
         t = np.where(error > 0, signed / error, certain)
     return np.asarray(stats.t.cdf(t, df))

@@ -80,6 +80,8 @@ def read_record(path: Path) -> Record:
         while values.get("schema") in MIGRATIONS:
             values = MIGRATIONS[values["schema"]](values)
         return Record.from_dict(values)
+    except KeelbenchError as error:
+        raise KeelbenchError(f"{path}: {error.message}", error.hint) from error
     except OSError as error:
         raise KeelbenchError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -7,7 +7,7 @@ is a row with its reason, and the others go on.
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from keelbench.divergence import DETECTOR_VERSION
 from keelbench.launch import (
@@ -209,7 +209,7 @@ def _is_done(record: Record | None) -> bool:
 
 
 def _split(seeds: Sequence[int], parts: int, most: int) -> list[list[int]]:
-    """Even groups, at least ``parts`` of them if there are so many seeds, none over ``most``."""
+    """Even groups: at least ``parts`` if there are so many seeds, none over ``most``."""
     groups = min(len(seeds), max(parts, -(-len(seeds) // most)))
     size, extra = divmod(len(seeds), groups)
     cut, start = [], 0

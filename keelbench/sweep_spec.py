@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from keelbench.archs import canonical_name, make_rule
+from keelbench.archs import canonical_name
 from keelbench.errors import KeelbenchError
 from keelbench.registry import did_you_mean
 from keelbench.specs import FIELD_NAMES, CellSpec, find_field, raise_problems
@@ -37,6 +37,11 @@ def load_sweep(path: Path, overrides: dict[str, Any] | None = None) -> SweepSpec
     Raises:
         KeelbenchError: if the file is missing or not YAML, or with every problem in it.
     """
+    return build_sweep(load_values(path), overrides or {}, source=str(path))
+
+
+def load_values(path: Path) -> dict[str, Any]:
+    """The plain values of a sweep file, named after the file unless it says otherwise."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -47,7 +52,7 @@ def load_sweep(path: Path, overrides: dict[str, Any] | None = None) -> SweepSpec
         raise KeelbenchError(
             f"{path} must be a mapping with some of {', '.join(SWEEP_KEYS)}, got {values!r}"
         )
-    return build_sweep({"name": path.stem, **values}, overrides or {}, source=str(path))
+    return {"name": path.stem, **values}
 
 
 def build_sweep(
@@ -71,7 +76,7 @@ def build_sweep(
     ]
     settings = settings or [{**defaults, **forced}]
     seeds = parse_seeds(values.get("seeds", 3), problems)
-    cells = _cells(settings, problems) if not problems else []
+    cells = _cells(settings, problems)
     reference = values.get("reference", "pre_ln")
     raise_problems([where + problem for problem in problems])
     return SweepSpec(
@@ -154,6 +159,10 @@ def make_cell(settings: dict[str, Any]) -> CellSpec:
         KeelbenchError: with every problem of the cell.
     """
     cell = CellSpec().replaced(settings)
-    make_rule(cell.model.arch)
-    cell = cell.replaced({"model.arch": canonical_name(cell.model.arch)})
-    return cell.validated()
+    try:
+        arch = canonical_name(cell.model.arch)
+    except KeelbenchError as error:
+        if others := cell.problems():
+            raise_problems([error.message, *others])
+        raise
+    return cell.replaced({"model.arch": arch}).validated()

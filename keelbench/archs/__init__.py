@@ -12,6 +12,7 @@ from keelbench.errors import KeelbenchError
 from keelbench.registry import Registry, did_you_mean, format_call, parse_call
 
 __all__ = [
+    "ALL_ARCHS",
     "ARCHS",
     "PAPER_ARCHS",
     "Branch",
@@ -37,6 +38,28 @@ for _name, _class in {
     "keel": "Keel",
 }.items():
     ARCHS.register(_name, f"keelbench.archs.builtin:{_class}")
+
+_MORE = {
+    "keel_naive": "more:KeelNaive",
+    "keel_beta": "more:KeelBeta",
+    "keel_norm_beta": "more:KeelNormBeta",
+    "highway": "more:Highway",
+    "resnet": "more:ResNet",
+    "sandwich": "more:Sandwich",
+    "reordered": "more:Reordered",
+    "lns": "more:LayerNormScaling",
+    "rezero": "more:ReZero",
+    "sub_ln": "more:SubLN",
+    "residual": "streams:ResiDual",
+    "siamese": "streams:Siamese",
+    "hyper_connections": "streams:HyperConnections",
+}
+
+for _name, _target in _MORE.items():
+    ARCHS.register(_name, f"keelbench.archs.{_target}")
+
+ALL_ARCHS = (*PAPER_ARCHS, *_MORE)
+"""Every built-in architecture: the six, then the others."""
 
 
 def make_rule(text: str) -> ResidualRule:

@@ -170,14 +170,18 @@ def build_baseline(
         KeelbenchError: if there are no records, if they do not belong together, or if no
             lane of a cell could be carried out.
     """
-    if not records:
+    measured = carried_out(records)
+    if not measured:
+        reason = next((r.verdict.reason for r in records if r.verdict.reason), "none was run")
         raise KeelbenchError(
-            f"no records to make baseline '{name}' from", "run the sweep first", ExitCode.FAILED
+            f"no results to make baseline '{name}' from: {reason}",
+            "run the sweep first: keelbench baseline save NAME --sweep SWEEP",
+            ExitCode.FAILED,
         )
-    detector = _only("detector versions", {record.detector for record in records})
-    hardware = _only("hardware classes", {hardware_of(record) for record in records})
+    detector = _only("detector versions", {record.detector for record in measured})
+    hardware = _only("hardware classes", {hardware_of(record) for record in measured})
     keep = sum(record.trace.steps for record in records) <= max_losses
-    newest = max(records, key=lambda record: record.created)
+    newest = max(measured, key=lambda record: record.created)
     environment = dataclasses.asdict(newest.environment)
     return Baseline(
         name=name,
@@ -191,6 +195,11 @@ def build_baseline(
             for spec, lanes in lanes_of(records, keep_losses=keep)
         ),
     )
+
+
+def carried_out(records: Iterable[Record]) -> list[Record]:
+    """Those that ran at least one step: the others know nothing of where they ran."""
+    return [record for record in records if record.trace.steps]
 
 
 def hardware_of(record: Record) -> str:

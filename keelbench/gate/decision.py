@@ -12,7 +12,13 @@ import numpy as np
 
 from keelbench.errors import ExitCode, KeelbenchError
 from keelbench.gate import reasons
-from keelbench.gate.baseline import Baseline, BaselineCell, hardware_of, label_of
+from keelbench.gate.baseline import (
+    Baseline,
+    BaselineCell,
+    carried_out,
+    hardware_of,
+    label_of,
+)
 from keelbench.gate.judge import Judgement, Sample, judge
 from keelbench.gate.lanes import Lane, lanes_of
 from keelbench.gate.matching import Match, allowed_fields, check_compatible, match_cells
@@ -116,7 +122,8 @@ def check_records(
     baseline: Baseline, records: Sequence[Record], allowed: frozenset[str]
 ) -> None:
     """Refuse records of another detector version or hardware class than the baseline's."""
-    for detector, hardware in {(record.detector, hardware_of(record)) for record in records}:
+    found = {(record.detector, hardware_of(record)) for record in carried_out(records)}
+    for detector, hardware in sorted(found):
         check_compatible(baseline, detector=detector, hardware=hardware, allowed=allowed)
 
 
@@ -163,7 +170,7 @@ def _replay(trials: Sequence[Trial], looks: Sequence[Look], more: bool) -> None:
     """Take look after look until every trial is decided or waits for seeds."""
     for look in looks:
         open_trials = [trial for trial in trials if trial.report is None]
-        if more and _set_wanted(open_trials, look):
+        if not open_trials or (more and _set_wanted(open_trials, look)):
             return
         for trial in open_trials:
             trial.pairs = _pairs(trial, look)

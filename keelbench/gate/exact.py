@@ -31,7 +31,7 @@ def compare_exact(
     """Compare the losses of every lane that both sides have.
 
     A cell passes if all are equal, ``differs`` (exit 1) if one is not: its reason names the
-    first lane and step. NaN equals NaN of the same bits.
+    first lane and step. A NaN equals any other NaN.
 
     Raises:
         KeelbenchError: as :func:`keelbench.gate.decide`.

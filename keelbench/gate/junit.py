@@ -9,6 +9,9 @@ from xml.etree import ElementTree
 from keelbench.errors import ExitCode
 from keelbench.gate.verdicts import CellReport, GateReport
 
+_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
+"""Written out, since ElementTree would name the locale's encoding."""
+
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold, such as terminal colours."""
 
@@ -38,7 +41,7 @@ def to_junit(report: GateReport) -> str:
     for cell, outcome in zip(report.cells, outcomes, strict=True):
         _add_case(suite, cell, outcome, report.baseline)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return f"{_DECLARATION}\n{ElementTree.tostring(root, encoding='unicode')}\n"
 
 
 def _add_case(

@@ -26,13 +26,15 @@ class Lane:
     """Steps that were run."""
     reason: str | None = None
     sha256: str = ""
-    """Of the losses as little-endian float64: equal if and only if they are bit for bit."""
+    """Of the losses as little-endian float64: equal if and only if they are bit for bit, but
+    that any NaN is like any other."""
     losses: FloatArray | None = None
     """Train loss per step, or None where only the checksum is kept."""
 
     @classmethod
     def from_record(cls, record: Record, *, keep_losses: bool = True) -> Self:
-        losses = np.asarray(record.trace.loss, dtype="<f8")
+        losses = np.array(record.trace.loss, dtype="<f8")
+        losses[np.isnan(losses)] = np.nan  # text keeps no sign or payload of a NaN
         return cls(
             seed=record.seed,
             verdict=record.verdict.kind,

@@ -97,15 +97,15 @@ def rows(report: GateReport) -> list[dict[str, str]]:
 
 def _row(cell: CellReport) -> dict[str, str]:
     ratio = cell.ratio
-    has_interval = ratio is not None and ratio.low is not None and ratio.high is not None
+    interval = "-"
+    if ratio and ratio.low is not None and ratio.high is not None:
+        interval = f"{signed(ratio.low)} to {signed(ratio.high)}"
     return {
         "": MARKS[cell.verdict],
         "cell": cell.label,
         "verdict": cell.verdict.value,
         "change": signed(ratio.mean) if ratio and ratio.mean is not None else "-",
-        "interval": f"{signed(ratio.low)} to {signed(ratio.high)}"
-        if has_interval and ratio and ratio.low and ratio.high
-        else "-",
+        "interval": interval,
         "margin": "-" if cell.margin is None else percent(cell.margin),
         "seeds": str(len(cell.pairs)),
         "reason": cell.reason,
@@ -139,7 +139,10 @@ def to_markdown(report: GateReport, *, accept: str | None = None) -> str:
     lines += [
         f"| {' | '.join(_escape_cell(row[key]) for key in shown)} |" for row in rows(report)
     ]
-    lines += ["", *(f"- **{c.label}**: {_escape(c.reason)}" for c in report.worst_first)]
+    lines += [
+        "",
+        *(f"- **{_escape(c.label)}**: {_escape(c.reason)}" for c in report.worst_first),
+    ]
     if report.notes:
         lines += ["", *(f"> {_escape(note)}" for note in report.notes)]
     if accept and report.verdict not in (CellVerdict.PASS, CellVerdict.WITHIN_NOISE):
@@ -207,7 +210,7 @@ def _property(text: str) -> str:
 def to_terminal(
     report: GateReport, *, width: int = 100, color: bool = False, accept: str | None = None
 ) -> str:
-    """A table with a line of reason for every cell that is not plainly equal, and the verdict."""
+    """A table, the reason of every cell that did not plainly pass, and the gate's verdict."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from keelbench.gate.baseline import Baseline
+from keelbench.gate.baseline import Baseline, carried_out
 from keelbench.gate.lanes import Lane
 from keelbench.gate.matching import Match
 from keelbench.gate.verdicts import CellReport, CellVerdict, LanePair, PairKind
@@ -98,7 +98,7 @@ def notes(
     found = []
     for name in ("torch", "keelbench", "device_name", "platform"):
         before = baseline.environment.get(name, "")
-        now = {str(getattr(record.environment, name)) for record in records}
+        now = {str(getattr(r.environment, name)) for r in carried_out(records)}
         if before and now - {before}:
             found.append(f"{name}: {before} in the baseline, {', '.join(sorted(now))} now")
     bounded = [cell.label for cell in cells if cell.ratio and cell.ratio.censored]

@@ -58,7 +58,7 @@ def scientific(
 
 def decimal(value: float, low: float | None = None, high: float | None = None) -> Number:
     """Write a positive value without exponent, digits by the same rule."""
-    return _written(value, low, high, 0.0, 0)
+    return _written(value, low, high, 0.0, 0, most=3)
 
 
 def estimate_number(row: Mapping[str, Any], name: str) -> Number | None:
@@ -86,9 +86,25 @@ def short(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
+def plain_value(value: Any) -> str:
+    """Any setting as text: ``1.6e-4``, ``true``, ``none``, ``kjv``."""
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return short(value) if isinstance(value, float) else str(value)
+
+
+def lr_text(value: float) -> str:
+    """An LR to three digits, always with its exponent: ``5e-2``."""
+    exponent = math.floor(math.log10(value) + 1e-9)
+    mantissa = f"{value / 10.0**exponent:.3g}"
+    return f"{mantissa}e{exponent}" if exponent else mantissa
+
+
 def seconds_text(seconds: float) -> str:
-    """``4 s``, ``12 min``, ``3.4 h``."""
-    if seconds < 60:
+    """``95 s``, ``12 min``, ``3.4 h``."""
+    if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 3600:
         return f"{seconds / 60:.0f} min"
@@ -96,7 +112,12 @@ def seconds_text(seconds: float) -> str:
 
 
 def _written(
-    value: float, low: float | None, high: float | None, quantum: float, exponent: int
+    value: float,
+    low: float | None,
+    high: float | None,
+    quantum: float,
+    exponent: int,
+    most: int = MOST_DECIMALS,
 ) -> Number:
     scale = 10.0**exponent
     value, quantum = value / scale, quantum / scale
@@ -105,6 +126,7 @@ def _written(
         return Number(f"{value:.{places}f}", exponent)
     low, high = low / scale, high / scale
     places = _places(high - low, 2) if high > low else _places(quantum, 1)
+    places = min(places, most)
     while places < MOST_DECIMALS and float(f"{low:.{places}f}") == 0:
         places += 1
     return Number(f"{value:.{places}f}", exponent, f"{low:.{places}f}", f"{high:.{places}f}")

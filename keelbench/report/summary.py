@@ -138,9 +138,13 @@ def _verdict_fields(cell: Cell) -> dict[str, Any]:
 
 
 def _reasons(cell: Cell) -> list[str]:
-    """Why lanes have neither a value nor a bound, each reason once."""
-    reasons = (lane.verdict.reason for lane in cell.lanes if lane.verdict.kind in WITHOUT_VALUE)
-    return list(dict.fromkeys(reason for reason in reasons if reason))
+    """Why lanes have neither a value nor a bound: the first clause, each reason once."""
+    reasons = (
+        (lane.verdict.reason or "").partition(";")[0]
+        for lane in cell.lanes
+        if lane.verdict.kind in WITHOUT_VALUE
+    )
+    return [reason for reason in dict.fromkeys(reasons) if reason][:2]
 
 
 def _estimate_fields(name: str, result: Estimate, scale: float) -> dict[str, Any]:
@@ -165,15 +169,16 @@ def _ratio_fields(cell: Cell, cells: list[Cell], reference: str | None) -> dict[
     if found is not None:
         fields["reference"] = reference
         if found is not cell:
-            ratio = _ratio(cell, found)
+            ratio = ratio_of(cell, found)
     for end in ("mean", "low", "high"):
         name = "ratio" if end == "mean" else f"ratio_{end}"
         fields[name] = getattr(ratio, end) if ratio is not None else None
     return fields
 
 
-def _ratio(cell: Cell, other: Cell) -> Estimate | None:
-    if any(lane.is_censored for lane in (*cell.lanes, *other.lanes)):
+def ratio_of(cell: Cell, other: Cell) -> Estimate | None:
+    """Max LR of one cell over that of another, paired by seed; None if a lane survived."""
+    if any(lane.max_lr is None and lane.is_censored for lane in (*cell.lanes, *other.lanes)):
         return None
     quantum = max(mean_quantum(cell.lanes), mean_quantum(other.lanes))
     return paired_ratio(_values(cell), _values(other), quantum=quantum)
@@ -193,7 +198,7 @@ def _rank(rows: list[dict[str, Any]], cells: Mapping[str, Cell]) -> None:
         return
     best["standing"] = BEST
     for row in others:
-        ratio = _ratio(cells[row["cell"]], cells[best["cell"]])
+        ratio = ratio_of(cells[row["cell"]], cells[best["cell"]])
         if ratio is not None and ratio.high is not None and ratio.high >= 1:
             row["standing"] = TIED
 

@@ -55,13 +55,6 @@ def _written(figure: Figure, kind: str, metadata: Mapping[str, Any], **options: 
     return file.getvalue()
 
 
-def lr_text(value: float) -> str:
-    """An LR on an axis, as in the tables: ``5e-2``."""
-    exponent = math.floor(math.log10(value) + 1e-9)
-    mantissa = f"{value / 10.0**exponent:.3g}"
-    return f"{mantissa}e{exponent}" if exponent else mantissa
-
-
 def log_axis(
     axes: Axes,
     which: str,
@@ -123,6 +116,20 @@ def message(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 
+def at_least_arrow(
+    axes: Axes, x: float, y: float, color: str, direction: tuple[int, int] = (13, 0)
+) -> None:
+    """From a lower bound, in points: the true value lies in this direction."""
+    axes.annotate(
+        "",
+        (x, y),
+        xytext=direction,
+        textcoords="offset points",
+        arrowprops={"arrowstyle": "<-", "color": color, "linewidth": 0.9, "shrinkA": 0},
+        annotation_clip=False,
+    )
+
+
 def handle(look: Look, with_line: bool = True) -> Line2D:
     """The legend entry of an architecture."""
     return Line2D(
@@ -138,12 +145,16 @@ def handle(look: Look, with_line: bool = True) -> Line2D:
     )
 
 
+LEAST_SPAN = 1.3
+"""A log axis never shows less than this factor: tiny differences should look tiny."""
+
+
 def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     """Limits of a log axis that leave a margin around the data."""
-    if high <= low:
-        return low / 1.6, high * 1.6
+    if high < low * LEAST_SPAN:
+        middle = math.sqrt(low * high)
+        low, high = middle / math.sqrt(LEAST_SPAN), middle * math.sqrt(LEAST_SPAN)
     margin = (high / low) ** share
-    margin = max(margin, 1.02)
     return low / margin, high * margin
 
 

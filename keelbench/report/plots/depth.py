@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from keelbench.records import Record
+from keelbench.report.numbers import lr_text
 from keelbench.report.plots.canvas import (
+    at_least_arrow,
     calm,
     log_axis,
-    lr_text,
     message,
     padded,
     spread,
@@ -73,7 +74,7 @@ def depth_figure(
         _draw(axes, lines, looks, height, limits)
         axes.set_ylabel("Max LR" + (" × width / 1024" if lr.normalized else ""))
     last = grid[-1, 0]
-    last.set_xlabel("depth (sub-layers)" + (f"; {lr.settings}" if lr.settings else ""))
+    last.set_xlabel("depth in sub-layers" + (f" ({lr.settings})" if lr.settings else ""))
     return figure
 
 
@@ -107,8 +108,10 @@ def _draw(
         return
     left, right = axes.get_xlim()
     order = sorted(series, key=lambda arch: series[arch][-1].value)
+    alone = len({point.depth for points in series.values() for point in points}) == 1
+    dodge = min(0.1, 0.6 / len(order)) if alone else DODGE
     for position, arch in enumerate(order):
-        shift = (right / left) ** (DODGE * (position - (len(order) - 1) / 2))
+        shift = (right / left) ** (dodge * (position - (len(order) - 1) / 2))
         _draw_line(axes, series[arch], looks[arch], shift)
     wishes = [_share(series[arch][-1].value, limits) for arch in order]
     places = spread(wishes, LABEL_INCHES / (0.75 * height))
@@ -127,7 +130,7 @@ def _draw_line(axes: Axes, points: Sequence[Point], look: Look, shift: float) ->
         zorder=2,
     )
     for depth, point in zip(x, points, strict=True):
-        axes.plot([depth, depth], [point.low, point.high], color=look.color, linewidth=1.6)
+        axes.plot([depth, depth], [point.low, point.high], color=look.color, linewidth=1.2)
         axes.plot(
             depth,
             point.value,
@@ -139,13 +142,7 @@ def _draw_line(axes: Axes, points: Sequence[Point], look: Look, shift: float) ->
             zorder=3,
         )
         if point.is_bound:
-            axes.annotate(
-                "",
-                (depth, point.value),
-                xytext=(0, 12),
-                textcoords="offset points",
-                arrowprops={"arrowstyle": "<-", "color": look.color, "linewidth": 0.9},
-            )
+            at_least_arrow(axes, depth, point.value, look.color, (0, 12))
 
 
 def _label(axes: Axes, look: Look, place: float) -> None:

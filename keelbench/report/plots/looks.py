@@ -66,7 +66,7 @@ FIXED = {
     "hybridnorm": Look("#cc79a7", "P", (0, (3, 1, 1, 1))),
     "post_ln": Look("#4a4a4a", "v", (0, (1.2, 1))),
 }
-"""The six built-in architectures."""
+"""The six built-in architectures, in the order of legends."""
 
 CYCLE = (
     Look("#882255", "o", "-"),
@@ -111,7 +111,7 @@ def looks_of(archs: Iterable[str]) -> dict[str, Look]:
     """
     names = sorted(set(archs), key=_natural)
     others = [name for name in names if name not in FIXED]
-    found = {name: FIXED[name] for name in names if name in FIXED}
+    found = {name: look for name, look in FIXED.items() if name in names}
     found |= {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(others)}
     return {
         name: Look(look.color, look.marker, look.dash, title_of(name))

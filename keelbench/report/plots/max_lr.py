@@ -8,8 +8,14 @@ from matplotlib.figure import Figure
 
 from keelbench.records import Record, VerdictKind
 from keelbench.report.cells import Cell
-from keelbench.report.numbers import estimate_number
-from keelbench.report.plots.canvas import calm, log_axis, lr_text, padded, styled
+from keelbench.report.numbers import estimate_number, lr_text
+from keelbench.report.plots.canvas import (
+    at_least_arrow,
+    calm,
+    log_axis,
+    padded,
+    styled,
+)
 from keelbench.report.plots.looks import COLUMN_INCHES, INK, MUTED, PAPER, Look, looks_of
 from keelbench.report.plots.panels import LrAxis, Panel, lr_axis, panels_of
 from keelbench.report.summary import Row
@@ -104,7 +110,7 @@ def _draw_cell(frame: _Frame, row: Row, cell: Cell, look: Look) -> None:
             zorder=3,
         )
         if lane.max_lr is None:
-            _arrow(frame.axes, x, y, look.color)
+            at_least_arrow(frame.axes, x, y, look.color)
     _draw_mean(frame, row, look)
 
 
@@ -120,7 +126,7 @@ def _draw_mean(frame: _Frame, row: Row, look: Look) -> None:
     if mean is None:
         assert low is not None
         axes.plot(low, y, look.marker, color=look.color, markersize=4.5, markeredgewidth=0)
-        _arrow(axes, low, y, look.color)
+        at_least_arrow(axes, low, y, look.color)
     else:
         if low is not None and high is not None:
             axes.plot([low, high], [y, y], color=look.color, linewidth=1.4, zorder=2)
@@ -145,18 +151,6 @@ def _draw_mean(frame: _Frame, row: Row, look: Look) -> None:
         va="center",
         color=INK,
         fontsize=7,
-        annotation_clip=False,
-    )
-
-
-def _arrow(axes: Axes, x: float, y: float, color: str) -> None:
-    """``at least``: the true value lies to the right."""
-    axes.annotate(
-        "",
-        (x, y),
-        xytext=(13, 0),
-        textcoords="offset points",
-        arrowprops={"arrowstyle": "<-", "color": color, "linewidth": 0.9, "shrinkA": 0},
         annotation_clip=False,
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from keelbench.records import Record
 from keelbench.report.cells import Cell, group, setting_of, varying_settings
-from keelbench.report.numbers import short
+from keelbench.report.numbers import plain_value, short
 from keelbench.report.summary import Row, rows_of, summarise
 from keelbench.specs import PAPER_WIDTH
 
@@ -74,6 +74,12 @@ def families_of(panels: Sequence[Panel]) -> list[Panel]:
     ]
 
 
+def panel_titles(cells: Sequence[Cell]) -> list[str]:
+    """For each cell, what it shares with all that belong into one panel."""
+    shown = ["model.depth", *_shown(cells)]
+    return [_title(cell, shown) for cell in cells]
+
+
 def lr_axis(cells: Sequence[Cell]) -> LrAxis:
     """The LR axis that all of these cells can share."""
     widths = {cell.spec.model.width for cell in cells}
@@ -85,8 +91,7 @@ def lr_axis(cells: Sequence[Cell]) -> LrAxis:
 
 def setting_label(name: str, value: object) -> str:
     """``slope 4e-5``, ``batch 16``."""
-    text = short(value) if isinstance(value, float) else str(value)
-    return f"{name.rpartition('.')[2].replace('_', ' ')} {text}"
+    return f"{name.rpartition('.')[2].replace('_', ' ')} {plain_value(value)}"
 
 
 def _shown(cells: Sequence[Cell]) -> list[str]:

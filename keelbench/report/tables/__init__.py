@@ -7,6 +7,7 @@ from keelbench.records import Record
 from keelbench.report.results_json import lanes_json, results_json, to_text
 from keelbench.report.summary import DEFAULT_REFERENCE
 from keelbench.report.tables.cells_table import cells_table
+from keelbench.report.tables.comparison_table import comparison_table
 from keelbench.report.tables.data import csv_text
 from keelbench.report.tables.lanes_table import lanes_table
 from keelbench.report.tables.latex import latex
@@ -14,7 +15,16 @@ from keelbench.report.tables.markup import html_table, markdown
 from keelbench.report.tables.table import Table
 from keelbench.report.tables.terminal import terminal
 
-__all__ = ["Skin", "cells_table", "html_table", "lanes_table", "render", "render_lanes"]
+__all__ = [
+    "Skin",
+    "cells_table",
+    "comparison_table",
+    "html_table",
+    "lanes_table",
+    "render",
+    "render_comparison",
+    "render_lanes",
+]
 
 
 class Skin(StrEnum):
@@ -64,6 +74,32 @@ def render_lanes(
     if Skin(skin) is Skin.JSON:
         return to_text(lanes_json(records))
     return _dressed(lanes_table(records), skin, width, color, encoding)
+
+
+def render_comparison(
+    first: Sequence[Record],
+    second: Sequence[Record],
+    skin: Skin | str = Skin.TERMINAL,
+    *,
+    first_name: str = "baseline",
+    second_name: str = "current",
+    width: int = 80,
+    color: bool = False,
+    encoding: str = "utf-8",
+) -> str:
+    """Two sets of records side by side, one row per cell.
+
+    Raises:
+        KeelbenchError: if a set has no records.
+    """
+    table = comparison_table(first, second, first_name, second_name)
+    if Skin(skin) is Skin.JSON:
+        names = {"first": first_name, "second": second_name}
+        return to_text({"schema": COMPARISON_SCHEMA, **names, "cells": list(table.rows)})
+    return _dressed(table, skin, width, color, encoding)
+
+
+COMPARISON_SCHEMA = "keelbench.comparison/1"
 
 
 def _dressed(table: Table, skin: Skin | str, width: int, color: bool, encoding: str) -> str:

@@ -1,15 +1,14 @@
 """The main table: one row per cell."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from keelbench.records import Record, VerdictKind
 from keelbench.report.cells import group, varying_settings
 from keelbench.report.names import title_of
-from keelbench.report.numbers import Number, decimal, estimate_number, short
+from keelbench.report.numbers import Number, decimal, estimate_number, plain_value
 from keelbench.report.summary import DEFAULT_REFERENCE, Row, rows_of, summarise
 from keelbench.report.tables.caption import caption, notes
-from keelbench.report.tables.table import Column, Face, Table
+from keelbench.report.tables.table import IN_CAPTION, Column, Face, Table
 
 
 def cells_table(
@@ -31,25 +30,17 @@ def cells_table(
     )
 
 
-def setting_text(row: Row, name: str) -> str:
-    """A setting as text: ``1.6e-4``, ``true``, ``kjv``."""
-    value: Any = row[name]
-    if isinstance(value, bool):
-        return str(value).lower()
-    return short(value) if isinstance(value, float) else str(value)
-
-
 def setting_column(name: str) -> Column:
     """A column for a setting in which the cells differ."""
     header = name.rpartition(".")[2]
     unit = "\n(LR/step)" if header == "slope" else ""
-    return Column(name, header + unit, lambda row, _: setting_text(row, name))
+    return Column(name, header + unit, lambda row, _: plain_value(row[name]))
 
 
 def width_column(rows: Sequence[Row]) -> Column:
     """The width: shown if it differs, else left to the caption where space is short."""
     many = len({row["width"] for row in rows}) > 1
-    importance = 0 if many else 9
+    importance = 0 if many else IN_CAPTION
     return Column("width", "width", plain("width"), importance=importance, in_papers=many)
 
 
@@ -67,7 +58,7 @@ def _columns(rows: Sequence[Row], varying: Sequence[str]) -> list[Column]:
     reference = next((row["reference"] for row in rows if row["reference"]), None)
     columns = [
         Column("arch", "architecture", _arch_text, "left"),
-        Column("depth", "depth\n(blocks)", _depth_text),
+        Column("depth", "depth\n(blocks)", depth_text),
         width_column(rows),
         *(setting_column(name) for name in varying),
         Column("n", "n", _n_text, importance=1),
@@ -99,7 +90,8 @@ def _arch_text(row: Row, face: Face) -> str:
     return face.arch(row["arch"], row["standing"])
 
 
-def _depth_text(row: Row, face: Face) -> str:
+def depth_text(row: Row, face: Face) -> str:
+    """Sub-layers, and blocks in brackets."""
     return f"{row['depth']} ({row['blocks']})"
 
 

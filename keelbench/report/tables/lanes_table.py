@@ -7,7 +7,7 @@ from keelbench.report.cells import Cell, group, setting_of, varying_settings
 from keelbench.report.names import title_of
 from keelbench.report.numbers import scientific
 from keelbench.report.results_json import lane_json
-from keelbench.report.summary import Row, rows_of, summarise
+from keelbench.report.summary import WITHOUT_VALUE, Row, rows_of, summarise
 from keelbench.report.tables.caption import caption, seeds_text
 from keelbench.report.tables.cells_table import (
     plain,
@@ -80,6 +80,7 @@ def _columns(rows: Sequence[Row], varying: Sequence[str]) -> list[Column]:
         Column("steps", "steps", plain("steps"), importance=1, in_papers=False),
         Column("seconds", "time\n(s)", seconds_text, importance=2, in_papers=False),
         Column("id", "record", plain("id"), "left", importance=3, in_papers=False),
+        Column("reason", "reason", plain("reason"), "left", importance=8, in_papers=False),
     ]
 
 
@@ -103,7 +104,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     """Each reason once, with the seeds that it holds for."""
     seeds: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row["reason"]:
+        if row["reason"] and row["verdict"] in WITHOUT_VALUE:
             key = (f"{title_of(row['arch'])} at depth {row['depth']}", row["reason"])
             seeds.setdefault(key, []).append(str(row["seed"]))
     return [

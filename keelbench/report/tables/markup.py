@@ -3,8 +3,8 @@
 import html
 import re
 
-from keelbench.report.summary import BEST, TIED
-from keelbench.report.tables.table import PROSE, Column, Table
+from keelbench.report.summary import BEST, TIED, Row
+from keelbench.report.tables.table import IN_CAPTION, PROSE, Column, Table
 
 MARKDOWN_IMPORTANCE = 4
 """Less important columns would make a table in a README too wide to read."""
@@ -36,8 +36,9 @@ def markdown(table: Table) -> str:
 
 def html_table(table: Table) -> str:
     """A <table> inside its own scrolling container, with caption and notes below."""
+    columns = [column for column in table.columns if column.importance < IN_CAPTION]
     head = "".join(
-        f'<th scope="col"{_align(column)}>{_header(column)}</th>' for column in table.columns
+        f'<th scope="col"{_align(column)}>{_header(column)}</th>' for column in columns
     )
     body, previous = [], None
     for row in table.rows:
@@ -45,10 +46,7 @@ def html_table(table: Table) -> str:
         classes = [row["standing"]] if row["standing"] in (BEST, TIED) else []
         classes += ["starts"] if previous not in (None, section) else []
         attribute = f' class="{" ".join(classes)}"' if classes else ""
-        cells = "".join(
-            f"<td{_align(column)}>{html.escape(column.text(row, PROSE))}</td>"
-            for column in table.columns
-        )
+        cells = "".join(f"<td{_align(column)}>{_cell(column, row)}</td>" for column in columns)
         body.append(f"<tr{attribute}>{cells}</tr>")
         previous = section
     below = "".join(
@@ -65,6 +63,12 @@ def _bold(text: str) -> str:
     """Bold, with the mark of the best row left outside."""
     name, mark, _ = text.partition(" \\*")
     return f"**{name}**{mark}"
+
+
+def _cell(column: Column, row: Row) -> str:
+    text = html.escape(column.text(row, PROSE))
+    is_best = row["standing"] == BEST and column.is_emphasised
+    return f"<strong>{text}</strong>" if is_best else text
 
 
 def _padded(text: str, width: int, column: Column) -> str:

@@ -25,6 +25,10 @@ class Face:
         return (title_of(name) if self.titles else name) + self.marks.get(standing, "")
 
 
+IN_CAPTION = 9
+"""Importance of a column whose one value stands in the caption."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column: the header with its unit, and the text of a row."""

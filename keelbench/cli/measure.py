@@ -1,0 +1,359 @@
+"""``keelbench maxlr`` and ``keelbench compare``: run what is missing, show what came out."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from keelbench.cli import app, note
+from keelbench.errors import ExitCode, KeelbenchError
+
+Depths = Annotated[
+    str | None, typer.Option("--depth", help="Sub-layers, e.g. 64 or 64,512; blocks are half.")
+]
+Width = Annotated[str | None, typer.Option("--width", help="Model width, e.g. 64 or 32,64.")]
+Seeds = Annotated[
+    str | None, typer.Option("--seeds", help="How many seeds (3), or a list (0,5,7).")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for records, tables, plots.")]
+Json = Annotated[
+    str | None, typer.Option("--json", help="Write JSON to PATH, or - for stdout.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is stored already.")]
+Workers = Annotated[
+    str, typer.Option("--workers", help="Processes at once: auto, a number, 0 for in-process.")
+]
+Format = Annotated[
+    str, typer.Option("--format", help="terminal, markdown, csv, json or latex.")
+]
+Reference = Annotated[
+    str, typer.Option("--reference", help="Architecture that ratios refer to, or none.")
+]
+
+
+@app.command()
+def maxlr(
+    archs: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARCH]...", help="Default: keel.")
+    ] = None,
+    depth: Depths = None,
+    width: Width = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences per step (8).")] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens per sequence (64).")] = None,
+    seeds: Seeds = None,
+    data: Annotated[
+        str | None, typer.Option(help="kjv, markov, text:PATH, tokens:PATH, hf:NAME.")
+    ] = None,
+    slope: Annotated[
+        float | None, typer.Option(help="LR per step (1e-5 x 1024 / width).")
+    ] = None,
+    peak: Annotated[float | None, typer.Option(help="Last LR (5e-2 x 1024 / width).")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw, sgd, muon or pkg.module:factory.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Your own model: pkg.module:build or file.py:build.")
+    ] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="ramp, or hold: the LR that is sustained.")
+    ] = None,
+    refine: Annotated[
+        bool, typer.Option("--refine", help="A second, slower ramp where one step is coarse.")
+    ] = False,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Record which sub-layer moved first.")
+    ] = False,
+    qk_norm: Annotated[bool, typer.Option("--qk-norm", help="RMSNorm on q and k.")] = False,
+    norm: Annotated[str | None, typer.Option(help="rmsnorm, layernorm or dyt.")] = None,
+    init_std: Annotated[float | None, typer.Option(help="Std of matrices.")] = None,
+    lr_scaling: Annotated[str | None, typer.Option(help="none or mup.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16.")
+    ] = "auto",
+    workers: Workers = "auto",
+    out: Out = None,
+    json: Json = None,
+    output_format: Format = "terminal",
+    quiet: Quiet = False,
+    fresh: Fresh = False,
+) -> None:
+    """Measure the Max LR of one or more architectures.
+
+    The learning rate rises from 0 until each run breaks. The same command again shows the
+    stored result.
+    """
+    settings = {
+        "heads": heads,
+        "batch": batch,
+        "seq": seq,
+        "source": data,
+        "slope": slope,
+        "peak": peak,
+        "optim.name": optimizer,
+        "module": model,
+        "protocol": protocol,
+        "qk_norm": qk_norm or None,
+        "norm": norm,
+        "init_std": init_std,
+        "lr_scaling": lr_scaling,
+    }
+    options = {"refine": refine, "diagnose": diagnose}
+    _measure(
+        None,
+        _axes(archs or (["keel"] if model is None else None), depth, width),
+        settings | _device_settings(device, dtype),
+        seeds,
+        name="maxlr",
+        reference="none",
+        workers=workers,
+        out=out,
+        json=json,
+        output_format=output_format,
+        is_quiet=quiet,
+        is_fresh=fresh,
+        options={key: True for key, value in options.items() if value},
+    )
+
+
+@app.command()
+def compare(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SWEEP.yaml] [KEY=VALUE]...", help="A sweep, and settings."),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="Architectures: keel,pre_ln; or all.")
+    ] = None,
+    depth: Depths = None,
+    width: Width = None,
+    seeds: Seeds = None,
+    reference: Reference = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and stop; touches no device.")
+    ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="With --dry-run: time a few steps per cell.")
+    ] = False,
+    workers: Workers = "auto",
+    out: Out = None,
+    json: Json = None,
+    output_format: Format = "terminal",
+    quiet: Quiet = False,
+    fresh: Fresh = False,
+) -> None:
+    """Compare architectures over depths and seeds: tables, plots and a report.
+
+    Without arguments: the six of the paper at depth 64 with 3 seeds. KEY=VALUE sets any
+    field of every cell, such as ramp.slope=2e-5 or batch=16.
+    """
+    sweep_path, overrides = _split_arguments(arguments or [])
+    axes = _axes(_arch_list(arch), depth, width)
+    _measure(
+        sweep_path,
+        axes,
+        overrides | _device_settings(device, dtype),
+        seeds,
+        name=sweep_path.stem if sweep_path else "compare",
+        reference=reference,
+        workers=workers,
+        out=out,
+        json=json,
+        output_format=output_format,
+        is_quiet=quiet,
+        is_fresh=fresh,
+        dry_run=("estimate" if estimate else "list") if dry_run or estimate else None,
+    )
+
+
+def _measure(
+    sweep_path: Path | None,
+    axes: dict[str, Any],
+    settings: dict[str, Any],
+    seeds: str | None,
+    *,
+    name: str,
+    reference: str,
+    workers: str,
+    out: Path | None,
+    json: str | None,
+    output_format: str,
+    is_quiet: bool,
+    is_fresh: bool,
+    options: dict[str, object] | None = None,
+    dry_run: str | None = None,
+) -> None:
+    from keelbench.cli.interrupt import resumable
+    from keelbench.cli.output import check_format, publish
+    from keelbench.store import Store
+
+    check_format(output_format)
+    sweep = _sweep(sweep_path, axes, settings, seeds, name)
+    folder = out or Path("results") / sweep.name
+    if dry_run:
+        from keelbench.cli.dry_run import print_plan
+
+        print_plan(sweep, Store(folder), is_timed=dry_run == "estimate")
+        return
+    with resumable(_command()):
+        records = _run(sweep, Store(folder), workers, is_quiet, is_fresh, options)
+    chosen = reference or sweep.reference or "none"
+    publish(records, sweep, folder, reference=chosen, json=json, skin=output_format)
+    if any(record.verdict.kind == "failed" for record in records):
+        raise typer.Exit(int(ExitCode.FAILED))
+
+
+def _run(
+    sweep: Any,
+    store: Any,
+    workers: str,
+    is_quiet: bool,
+    is_fresh: bool,
+    options: dict[str, object] | None,
+) -> list[Any]:
+    from keelbench.cli.progress import ProgressView
+    from keelbench.sweep import make_launcher, pending_seeds, run_cells
+
+    store.prepare()
+    count = worker_count(workers)
+    pending = sum(
+        len(sweep.seeds if is_fresh else pending_seeds(cell, sweep.seeds, store))
+        for cell in sweep.cells
+    )
+    lanes = len(sweep.cells) * len(sweep.seeds)
+    if not is_quiet:
+        stored = f", {lanes - pending} stored already" if pending < lanes else ""
+        todo = f"{pending} of {lanes} lanes to run" if pending else "nothing to do"
+        note(f"{todo}{stored}; results in {store.folder}")
+    _, at_once = make_launcher(sweep.cells, count)
+    with ProgressView(pending, at_once, is_quiet=is_quiet) as view:
+        return run_cells(
+            sweep.cells,
+            sweep.seeds,
+            store,
+            count,
+            on_event=view,
+            is_fresh=is_fresh,
+            options=options,
+        )
+
+
+def _sweep(
+    path: Path | None,
+    axes: dict[str, Any],
+    settings: dict[str, Any],
+    seeds: str | None,
+    name: str,
+) -> Any:
+    """The sweep that a command line asks for; flags win over the file."""
+    from keelbench.archs import PAPER_ARCHS
+    from keelbench.sweep_spec import build_sweep, load_values
+
+    given = {key: value for key, value in settings.items() if value is not None}
+    values: dict[str, Any] = load_values(path) if path else {"name": name}
+    matrix = dict(values.get("matrix") or {})
+    if not path and name == "compare":
+        matrix["model.arch"] = list(PAPER_ARCHS)
+    for key, choices in axes.items():
+        matrix = {k: v for k, v in matrix.items() if k not in (key, key.rpartition(".")[2])}
+        matrix[key] = choices
+    values["matrix"] = matrix
+    if seeds is not None:
+        values["seeds"] = parse_seed_option(seeds)
+    return build_sweep(values, given, source=str(path) if path else "")
+
+
+def _axes(archs: list[str] | None, depth: str | None, width: str | None) -> dict[str, Any]:
+    axes: dict[str, Any] = {}
+    if archs:
+        axes["model.arch"] = archs
+    if depth is not None:
+        axes["model.depth"] = [_whole(part) for part in depth.split(",")]
+    if width is not None:
+        axes["model.width"] = [_whole(part) for part in width.split(",")]
+    return axes
+
+
+def parse_seed_option(text: str) -> Any:
+    """``3`` for so many seeds, ``0,5,7`` for these."""
+    return [_whole(part) for part in text.split(",")] if "," in text else text
+
+
+def _whole(text: str) -> Any:
+    """A whole number where it is one; anything else is left for validation to refuse."""
+    return int(text) if text.strip().isdecimal() else text.strip()
+
+
+def _arch_list(text: str | None) -> list[str] | None:
+    """Split at commas outside parentheses: ``keel(alpha=4,first_block=v1),pre_ln``."""
+    from keelbench.archs import ARCHS
+
+    if text is None:
+        return None
+    if text == "all":
+        return ARCHS.names()
+    parts, level = [""], 0
+    for character in text:
+        level += (character == "(") - (character == ")")
+        if character == "," and level == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _split_arguments(arguments: list[str]) -> tuple[Path | None, dict[str, Any]]:
+    path, overrides = None, {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and not argument.endswith((".yaml", ".yml")):
+            overrides[key] = value
+        elif path is None:
+            path = Path(argument)
+        else:
+            raise KeelbenchError(
+                f"'{argument}' is neither KEY=VALUE nor the one sweep file ({path})"
+            )
+    return path, overrides
+
+
+def _device_settings(device: str, dtype: str) -> dict[str, Any]:
+    """Settle ``auto``: CUDA where there is one, and the precision that goes with it."""
+    if device == "auto":
+        device = "cuda" if _has_cuda() else "cpu"
+    elif device == "cuda" and not _has_cuda():
+        raise KeelbenchError(
+            "--device cuda: torch finds no CUDA device",
+            "use --device cpu, or install a CUDA build of torch and check nvidia-smi",
+        )
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    return {"device": device, "dtype": dtype}
+
+
+def _has_cuda() -> bool:
+    """True if a GPU is there; asks torch only where a driver is."""
+    has_driver = Path("/proc/driver/nvidia/version").exists() or sys.platform == "win32"
+    if not has_driver:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def worker_count(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise KeelbenchError(f"--workers is '{text}': give auto or a number >= 0")
+    return int(text)
+
+
+def _command() -> str:
+    return shlex.join(["keelbench", *sys.argv[1:]])

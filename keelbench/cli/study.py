@@ -1,0 +1,1 @@
+"""Placeholder until the study commands are mounted."""

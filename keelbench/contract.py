@@ -1,0 +1,300 @@
+"""What every residual rule owes the model, tried on tiny models.
+
+A rule that breaks the contract would still train, and its Max LR would mean nothing: it may
+see the future, let lanes or sequences leak into each other, or leave norms unused.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keelbench.archs import Branch, Norms, ResidualRule, Site, make_rule
+from keelbench.archs.wrapped import WrappedRule
+from keelbench.errors import KeelbenchError
+from keelbench.layout import layout
+from keelbench.model import LaneModel
+from keelbench.specs import ModelSpec
+
+VOCAB = 31
+SEQ = 8
+BATCH = 2
+DEPTHS = (2, 6, 64)
+"""The smallest depth, one with every kind of block, and one at which growth shows."""
+
+TOLERANCE = 1e-9
+"""Relative difference in float64 that counts as none."""
+
+LOSS_NATS = 0.5
+"""How far the initial loss may lie from ln V: with this package's init it is about 0.2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One clause of the contract."""
+
+    clause: str
+    has_passed: bool
+    reason: str = ""
+    """Why it failed, in a sentence; empty if it passed."""
+
+
+class _Broken(Exception):
+    """A clause that does not hold; its text is the reason."""
+
+
+def check_rule(arch: str, **model: Any) -> list[Finding]:
+    """Try a rule against every clause of the contract.
+
+    Args:
+        arch: a name, ``path/to/file.py:MyRule`` or ``pkg.module:MyRule``.
+        model: further fields of the model, such as ``qk_norm=True`` or ``norm="dyt"``.
+
+    Returns:
+        A finding per clause. If the rule does not run at all, later clauses are not tried.
+
+    Raises:
+        KeelbenchError: if there is no such rule.
+    """
+    rule = make_rule(arch)
+    spec = ModelSpec(arch=arch, width=16, heads=2, **model)
+    findings = []
+    for clause, check in _CLAUSES.items():
+        finding = _try(clause, check, rule, spec)
+        findings.append(finding)
+        if not finding.has_passed and clause in _NEEDED:
+            break
+    return findings
+
+
+def has_passed(findings: list[Finding]) -> bool:
+    return all(finding.has_passed for finding in findings)
+
+
+def _try(
+    clause: str, check: Callable[[ResidualRule, ModelSpec], None], rule: ResidualRule, spec: Any
+) -> Finding:
+    try:
+        check(rule, spec)
+    except _Broken as broken:
+        return Finding(clause, False, str(broken))
+    except KeelbenchError as error:
+        return Finding(clause, False, error.message)
+    except Exception as error:
+        return Finding(clause, False, f"{type(error).__name__}: {error}")
+    return Finding(clause, True)
+
+
+@dataclass(frozen=True)
+class _Guarded(WrappedRule):
+    """Names the site at which a rule goes wrong."""
+
+    def step(self, state: Any, branch: Branch, norms: Norms, site: Site) -> Any:
+        where = f"at site {site.index} ({site.branch}) of {site.depth}"
+
+        def guarded(x: Any) -> Tensor:
+            if not isinstance(x, Tensor) or x.shape != shape:
+                raise _Broken(f"step gives its branch {_said(x)} {where}, not {tuple(shape)}")
+            return branch(x)
+
+        shape = _first(state).shape
+        try:
+            after = self.inner.step(state, guarded, _Named(norms, where), site)
+        except _Broken:
+            raise
+        except Exception as error:
+            raise _Broken(f"step raises {type(error).__name__} {where}: {error}") from error
+        if isinstance(state, Tensor) and (
+            not isinstance(after, Tensor) or after.shape != state.shape
+        ):
+            raise _Broken(f"step returns {_said(after)} {where}, not {tuple(state.shape)}")
+        return after
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Norms that say which slot a rule has not declared."""
+
+    inner: Norms
+    where: str
+
+    def __getitem__(self, slot: str) -> Branch:
+        try:
+            norm = self.inner[slot]
+        except KeyError:
+            raise _Broken(
+                f"step uses norms['{slot}'] {self.where}, which norm_slots does not name"
+            ) from None
+        return norm
+
+    def param(self, slot: str) -> Tensor:
+        try:
+            return self.inner.param(slot)
+        except KeyError:
+            raise _Broken(
+                f"step uses param('{slot}') {self.where}, which param_slots does not name"
+            ) from None
+
+
+def _model(
+    rule: ResidualRule, spec: ModelSpec, depth: int, lanes: int = 1, *, stirred: bool = True
+) -> LaneModel:
+    """A float64 model; stirred: every weight is moved, so that no gain is 1 and none is 0."""
+    model = LaneModel(
+        _at_depth(spec, depth), _Guarded(rule), VOCAB, range(lanes), dtype=torch.float64
+    )
+    if stirred:
+        generator = torch.Generator().manual_seed(5)
+        noise = torch.randn(model.flat_SP.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            model.flat_SP.add_(0.2 * noise)
+    return model
+
+
+def _at_depth(spec: ModelSpec, depth: int) -> ModelSpec:
+    return ModelSpec(**{**{n: getattr(spec, n) for n in spec.__slots__}, "depth": depth})
+
+
+def _tokens(lanes: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(VOCAB, (lanes, BATCH, SEQ + 1), generator=generator)
+
+
+def _runs(rule: ResidualRule, spec: ModelSpec) -> None:
+    for depth in DEPTHS:
+        model = _model(rule, spec, depth)
+        logits = model.logits(_tokens()[:, :, :-1])
+        expected = (1, BATCH * SEQ, VOCAB)
+        if logits.shape != expected:
+            raise _Broken(f"finish gives logits {tuple(logits.shape)}, not {expected}")
+
+
+def _finite(rule: ResidualRule, spec: ModelSpec) -> None:
+    for depth in DEPTHS:
+        for is_stirred in (False, True):
+            model = _model(rule, spec, depth, stirred=is_stirred)
+            loss = model.losses(_tokens()).sum()
+            if not torch.isfinite(loss):
+                raise _Broken(f"the loss is {loss.item()} at depth {depth}")
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert model.flat_SP.grad is not None
+            if not torch.isfinite(model.flat_SP.grad).all():
+                raise _Broken(f"a gradient is not finite at depth {depth}")
+
+
+def _causal(rule: ResidualRule, spec: ModelSpec) -> None:
+    model, tokens = _model(rule, spec, 6), _tokens()[:, :, :-1]
+    changed = tokens.clone()
+    changed[:, 0, SEQ // 2] = (changed[:, 0, SEQ // 2] + 1) % VOCAB
+    with torch.no_grad():
+        logits = [model.logits(t).view(BATCH, SEQ, VOCAB) for t in (tokens, changed)]
+    for position in range(SEQ // 2):
+        if _differs(logits[0][0, position], logits[1][0, position]):
+            raise _Broken(
+                f"position {position} changes with the token at {SEQ // 2}: the rule sees the "
+                "future (it may mix tokens; work on the last axis only)"
+            )
+    if _differs(logits[0][1], logits[1][1]):
+        raise _Broken("one sequence of the batch changes with a token of another")
+
+
+def _lanes(rule: ResidualRule, spec: ModelSpec) -> None:
+    both, tokens = _model(rule, spec, 6, lanes=2), _tokens(2)[:, :, :-1]
+    with torch.no_grad():
+        together = both.logits(tokens)
+        for lane in (0, 1):
+            alone = _model(rule, spec, 6, lanes=2)
+            alone.keep([lane])
+            if _differs(together[lane], alone.logits(tokens[lane : lane + 1])[0]):
+                raise _Broken(
+                    "a lane's logits change with its neighbour: the rule mixes the first axis"
+                )
+
+
+def _repeats(rule: ResidualRule, spec: ModelSpec) -> None:
+    model, tokens = _model(rule, spec, 6), _tokens()[:, :, :-1]
+    with torch.no_grad():
+        if not torch.equal(model.logits(tokens), model.logits(tokens)):
+            raise _Broken("two calls with the same weights and tokens differ")
+
+
+def _uses_everything(rule: ResidualRule, spec: ModelSpec) -> None:
+    model = _model(rule, spec, 6)
+    model.losses(_tokens()).sum().backward()  # type: ignore[no-untyped-call]
+    assert model.flat_SP.grad is not None
+    parts = model.flat_SP.grad.split([tensor.size for tensor in model.tensors], dim=1)
+    unused = [
+        tensor.name
+        for tensor, part in zip(model.tensors, parts, strict=True)
+        if not part.any()
+    ]
+    if unused:
+        shown = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
+        raise _Broken(
+            f"no gradient reaches {shown}: a norm, parameter or branch that is declared but "
+            "not used"
+        )
+
+
+def _starts_near_chance(rule: ResidualRule, spec: ModelSpec) -> None:
+    for depth in DEPTHS:
+        model = _model(rule, spec, depth, stirred=False)
+        with torch.no_grad():
+            loss = model.losses(_tokens()).item()
+        if abs(loss - math.log(VOCAB)) > LOSS_NATS:
+            raise _Broken(
+                f"the loss at init is {loss:.2f} at depth {depth}; ln V is "
+                f"{math.log(VOCAB):.2f}: the trunk is not normalized where the head reads it"
+            )
+
+
+def _declares(rule: ResidualRule, spec: ModelSpec) -> None:
+    for depth in DEPTHS:
+        names = [tensor.name for tensor in layout(_at_depth(spec, depth), rule, VOCAB)]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise _Broken(f"declared twice: {', '.join(sorted(twice))}")
+    if not rule.equation:
+        raise _Broken("equation is empty: one line of text that tells readers what this is")
+
+
+_CLAUSES: dict[str, Callable[[ResidualRule, ModelSpec], None]] = {
+    "declared": _declares,
+    "shape": _runs,
+    "finite": _finite,
+    "causal": _causal,
+    "lane-independent": _lanes,
+    "deterministic": _repeats,
+    "gains used": _uses_everything,
+    "initial loss": _starts_near_chance,
+}
+
+_NEEDED = ("declared", "shape")
+"""Without these the others cannot be tried."""
+
+
+def _differs(a: Tensor, b: Tensor) -> bool:
+    scale = max(a.abs().max().item(), 1e-300)
+    return not (a - b).abs().max().item() <= TOLERANCE * scale
+
+
+def _first(state: Any) -> Tensor:
+    return next(_walk(state))
+
+
+def _walk(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _walk(value)
+    elif isinstance(state, tuple | list):
+        for value in state:
+            yield from _walk(value)
+
+
+def _said(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
