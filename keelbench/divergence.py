@@ -31,13 +31,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from keelbench.changepoint import (
-    NOISE_HEIGHTS,
-    despiked,
-    noise_level,
-    plateau_start,
-    rise_start,
-)
+from keelbench.changepoint import NOISE_HEIGHTS, noise_level, plateau_start, rise_start
 from keelbench.records import FloatArray, IntArray, Rule, Trace, Verdict, VerdictKind
 
 DETECTOR_VERSION = "1"
@@ -47,9 +41,12 @@ PROBE_SPACING = 16
 """Steps. A probe measured less often is ignored in favour of the train loss: it would see a
 quarter of ``patience`` at a time."""
 
+PROBE_WINDOW = 3
+"""Probes whose median decides, so that no single one does."""
+
 TRAIN_WINDOW = 17
-"""Steps over which the train loss is smoothed (centred running median) where it stands in for
-the probe: it brings 0.1 nats of batch noise down to the probe's 0.03."""
+"""The same for train losses, where they stand in for the probe: it brings 0.1 nats of batch
+noise down to the probe's 0.03."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +81,11 @@ class Thresholds:
     batches: words take longer to learn than bytes, and may need a longer plateau.)"""
     progress: float = 0.03
     """nats gained over ``plateau`` steps that count as progress. Stagnant runs creep by 0.02; a
-    healthy one gains 0.5 at that level."""
+    healthy one gains 0.3 or more from that level."""
     persistence: float = 3.0
     """times as long as the way to it (no unit) that a plateau lasts before it counts. A power
-    law that passes this level late and slowly makes progress before that; Post-LN's plateau,
-    reached at step 22, has lasted four times as long once ``plateau`` steps are over."""
+    law that passes this level late and slowly makes progress before that. Post-LN reaches its
+    plateau at step 22: there both conditions are met at step 88."""
     early: int = 36
     """steps; only where the unigram entropy is unknown: a descent that ended sooner ended far
     too early. Post-LN and HybridNorm stop at step 20 to 25."""
@@ -240,23 +237,19 @@ def _curve(trace: Trace, end: int) -> _Curve:
         measured = trace.probe_step < end
         steps, raw = trace.probe_step[measured], trace.probe[measured]
         if len(steps) > 1 and np.median(np.diff(steps)) <= PROBE_SPACING:
-            return _Curve(steps, raw, despiked(raw), noise_level(raw))
+            return _Curve(steps, raw, _trailing_median(raw, PROBE_WINDOW), noise_level(raw))
     raw = trace.loss[:end]
-    noise = noise_level(raw) * np.sqrt(3 / TRAIN_WINDOW)  # against a median of three
-    return _Curve(np.arange(len(raw)), raw, _running_median(raw), noise)
+    noise = noise_level(raw) * np.sqrt(PROBE_WINDOW / TRAIN_WINDOW)
+    return _Curve(np.arange(len(raw)), raw, _trailing_median(raw, TRAIN_WINDOW), noise)
 
 
-def _running_median(loss: FloatArray) -> FloatArray:
-    """Centred; the window shrinks at both ends, so that edges stay where they are."""
-    half = TRAIN_WINDOW // 2
-    smooth = loss.copy()
-    if len(loss) > 2 * half:
-        windows = np.lib.stride_tricks.sliding_window_view(loss, TRAIN_WINDOW)
-        smooth[half:-half] = np.median(windows, axis=1)
-    for near in range(1, min(half, len(loss) // 2)):
-        for centre in (near, len(loss) - 1 - near):
-            smooth[centre] = np.median(loss[centre - near : centre + near + 1])
-    return smooth
+def _trailing_median(loss: FloatArray, window: int) -> FloatArray:
+    """Median of the last points up to each one: what could be known then."""
+    smooth = np.array([np.median(loss[: end + 1]) for end in range(min(window - 1, len(loss)))])
+    if len(loss) < window:
+        return smooth
+    windows = np.lib.stride_tricks.sliding_window_view(loss, window)
+    return np.concatenate([smooth, np.median(windows, axis=1)])
 
 
 def _since(reset: NDArray[np.bool_], amount: FloatArray) -> FloatArray:
@@ -350,8 +343,9 @@ def _degradation(curve: _Curve, healthy: _Curve | None, limits: Thresholds) -> _
     if healthy is None or not len(curve.steps):
         return None
     shared = curve.steps <= healthy.steps[-1]
-    steps, loss = curve.steps[shared], curve.loss[shared]
-    gap = loss - np.interp(steps, healthy.steps, healthy.loss)
+    steps = curve.steps[shared]
+    gap = curve.loss[shared] - np.interp(steps, healthy.steps, healthy.loss)
+    raw_gap = curve.raw[shared] - np.interp(steps, healthy.steps, healthy.raw)
     still_falls = ~_stands_still(curve, limits) & (curve.loss <= curve.best + limits.recovery)
     behind = (gap > limits.lag) & still_falls[shared]
     steps_behind = _since(gap < limits.lag / 2, curve.interval[shared] * behind)
@@ -362,7 +356,7 @@ def _degradation(curve: _Curve, healthy: _Curve | None, limits: Thresholds) -> _
     at = fired[0]
     return _Finding(
         Rule.DEGRADATION,
-        rise_start(steps[: at + 1], gap[: at + 1]),
+        rise_start(steps[: at + 1], raw_gap[: at + 1]),
         int(steps[at]),
         f"loss still falls, but lies {gap[at]:.2f} nats above the reference run's",
     )

@@ -81,6 +81,10 @@ def read_table(path: Path, matters: Callable[[str], bool]) -> Table:
         with path.open(encoding="utf-8-sig", newline="") as file:
             start = file.read(PEEK).lstrip()
             file.seek(0)
+            if start.startswith("["):
+                raise KeelbenchError(
+                    f"{path} is a JSON array", "write one object per line: jq -c '.[]' FILE"
+                )
             if start.startswith("{"):
                 _read_json_lines(table, file, matters)
             else:
@@ -102,12 +106,12 @@ def _not_text(path: Path) -> KeelbenchError:
 
 
 def _read_csv(table: Table, file: TextIO, matters: Callable[[str], bool]) -> None:
-    first = file.readline()
+    first = next((line for line in iter(file.readline, "") if line.strip()), "")
     file.seek(0)
     delimiter = max(",;\t", key=first.count)
     reader = csv.reader(file, delimiter=delimiter)
     try:
-        header = next(reader, [])
+        header = next((row for row in reader if row), [])
         if header and all(_is_number(cell) for cell in header):
             raise KeelbenchError(
                 f"{table.path} starts with numbers ({first.strip()[:60]}): it has no header",
@@ -130,13 +134,13 @@ def _read_csv_rows(
     append = [(at, columns[name].append) for at, name in useful]
     short = 0
     for row in reader:
+        if not row or row == header:  # a blank line; a header repeated by a resumed run
+            continue
         if short:
             raise KeelbenchError(
                 f"{table.path}, line {short}: fewer values than the {len(header)} columns",
                 "a log may end in the middle of a line, but not go on after it",
             )
-        if not row or row == header:  # a blank line; a header repeated by a resumed run
-            continue
         if len(row) < len(header):
             short = reader.line_num
             continue
@@ -156,7 +160,10 @@ def _read_json_lines(table: Table, file: TextIO, matters: Callable[[str], bool])
         if not line.strip():
             continue
         if broken:
-            raise KeelbenchError(f"{table.path}, line {broken[0]}: not JSON ({broken[1]})")
+            raise KeelbenchError(
+                f"{table.path}, line {broken[0]}: not JSON ({broken[1]})",
+                "expected one object per line",
+            )
         try:
             values = json.loads(line)
         except ValueError as error:

@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from keelbench.errors import KeelbenchError
 from keelbench.layout import TensorLayout
 from keelbench.model import LaneModel
-from keelbench.registry import Registry
-from keelbench.specs import PAPER_WIDTH, OptimSpec
+from keelbench.specs import OPTIMIZERS, PAPER_WIDTH, OptimSpec
 
 CLIP_EPS = 1e-6
 """Added to the norm before dividing, as in ``torch.nn.utils.clip_grad_norm_``."""
@@ -47,8 +46,6 @@ Factory = Callable[[list[Group], OptimSpec], list[Optimizer]]
 The keys must stay in the groups (torch's optimizers keep them). A factory whose attribute
 ``is_elementwise`` is true gets its parameters merged into long vectors.
 """
-
-OPTIMIZERS = Registry("optimizer", "keelbench.optimizers")
 
 
 def segments(tensors: Sequence[TensorLayout], spec: OptimSpec, width: int) -> list[Segment]:
@@ -193,6 +190,3 @@ def muon(groups: list[Group], spec: OptimSpec) -> list[Optimizer]:
 
 adamw.is_elementwise = True  # type: ignore[attr-defined]
 sgd.is_elementwise = True  # type: ignore[attr-defined]
-
-for _name, _factory in {"adamw": adamw, "sgd": sgd, "muon": muon}.items():
-    OPTIMIZERS.register(_name, _factory)

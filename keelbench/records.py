@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelbench.errors import KeelbenchError
-from keelbench.specs import PAPER_WIDTH, CellSpec, content_hash
+from keelbench.parsing import content_hash
+from keelbench.specs import PAPER_WIDTH, CellSpec
 
 RECORD_SCHEMA = "keelbench.record/1"
 

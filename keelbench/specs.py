@@ -6,15 +6,12 @@ hash is what records are stored under.
 """
 
 import dataclasses
-import hashlib
-import json
-import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from keelbench.errors import KeelbenchError
-from keelbench.registry import did_you_mean
+from keelbench.parsing import build_dataclass, content_hash, raise_problems
+from keelbench.registry import Registry, did_you_mean
 
 PAPER_WIDTH = 1024
 """Width of the models in arXiv 2601.19895, Table 8: the width that LRs are normalized to."""
@@ -144,6 +141,11 @@ class DataSpec:
         return found
 
 
+OPTIMIZERS = Registry("optimizer", "keelbench.optimizers")
+for _name in ("adamw", "sgd", "muon"):
+    OPTIMIZERS.register(_name, f"keelbench.optim:{_name}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimSpec:
     """AdamW with decoupled weight decay and clipping by global norm, per lane."""
@@ -167,6 +169,12 @@ class OptimSpec:
         for name in ("eps", "weight_decay", "clip"):
             if not 0 <= getattr(self, name) < float("inf"):
                 found.append(f"optim.{name} is {getattr(self, name)}: it must be >= 0")
+        if ":" not in self.name and self.name not in OPTIMIZERS.names():
+            near = did_you_mean(self.name, OPTIMIZERS.names())
+            known = ", ".join(OPTIMIZERS.names())
+            found.append(
+                f"optim.name is '{self.name}'{near}: allowed are {known} or pkg.module:factory"
+            )
         if self.lr_scaling not in ("none", "mup"):
             found.append(f"optim.lr_scaling is '{self.lr_scaling}': allowed are none, mup")
         return found
@@ -288,7 +296,7 @@ class CellSpec:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read nested plain values; unknown keys and wrong types are all reported at once."""
         problems: list[str] = []
-        cell = _build(cls, values, "", problems)
+        cell = build_dataclass(cls, values, "", problems)
         raise_problems(problems)
         assert isinstance(cell, cls)
         return cell
@@ -322,22 +330,6 @@ FIELD_NAMES = tuple(
 """Every dotted field of a cell, such as ``model.width``."""
 
 
-def content_hash(values: Any) -> str:
-    """12 hex digits that change with any value, but not with the order of keys."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def raise_problems(problems: list[str]) -> None:
-    """Raise one error that lists every problem, or return."""
-    if not problems:
-        return
-    if len(problems) == 1:
-        raise KeelbenchError(problems[0])
-    lines = "\n".join(f"  - {problem}" for problem in problems)
-    raise KeelbenchError(f"{len(problems)} problems:\n{lines}")
-
-
 def find_field(key: str) -> str | None:
     """The dotted name for ``ramp.slope`` or, where only one fits, for ``slope``."""
     if key in FIELD_NAMES:
@@ -356,47 +348,3 @@ def _set_dotted(values: dict[str, Any], key: str, value: Any) -> str | None:
     target = values[outer] if outer else values
     target[inner] = value
     return None
-
-
-def _build(cls: type, values: Any, prefix: str, problems: list[str]) -> Any:
-    if not isinstance(values, dict):
-        problems.append(f"{prefix.rstrip('.') or 'cell'} must be a mapping, got {values!r}")
-        return None
-    hints = typing.get_type_hints(cls)
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in hints:
-            near = did_you_mean(str(key), hints)
-            problems.append(
-                f"unknown setting '{prefix}{key}'{near}: allowed are {', '.join(hints)}"
-            )
-        elif dataclasses.is_dataclass(hints[key]):
-            arguments[key] = _build(hints[key], value, f"{prefix}{key}.", problems)
-        else:
-            arguments[key] = _coerce(value, hints[key], f"{prefix}{key}", problems)
-    return None if problems else cls(**arguments)
-
-
-def _coerce(value: Any, hint: Any, name: str, problems: list[str]) -> Any:
-    """Accept a value of the hinted type; YAML reads ``1e-5`` as text, so parse text."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and type(None) in options:
-        return None
-    kind = next(option for option in options if option is not type(None))
-    try:
-        if kind is bool:
-            if isinstance(value, bool):
-                return value
-            return {"true": True, "false": False}[str(value).lower()]
-        if kind is int and not isinstance(value, bool):
-            if float(value) == int(float(value)):
-                return int(float(value))
-        elif kind is float and not isinstance(value, bool):
-            return float(value)
-        elif kind is str and isinstance(value, str):
-            return value
-    except (KeyError, TypeError, ValueError, OverflowError):
-        pass
-    noun = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    problems.append(f"{name} is {value!r}: it must be {noun[kind]}")
-    return value

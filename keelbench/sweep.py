@@ -7,9 +7,9 @@ is a row with its reason, and the others go on.
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from keelbench.divergence import DETECTOR_VERSION
+from keelbench.errors import KeelbenchError
 from keelbench.launch import (
     Event,
     LaneEnded,
@@ -130,7 +130,7 @@ def run_cells(
         if isinstance(event, LaneEnded):
             store.save(event.record)
         elif isinstance(event, TaskFailed):
-            _handle_failure(event, tasks, store, seeds)
+            _handle_failure(event, tasks, store)
         on_event(event)
     return stored_records(cells, seeds, store)
 
@@ -141,6 +141,11 @@ def make_launcher(cells: Sequence[CellSpec], workers: int | None) -> tuple[Launc
         return InProcessLauncher(), 1
     if any(cell.device == "cuda" for cell in cells):
         devices = visible_gpus()[: workers or None]
+        if not devices:
+            raise KeelbenchError(
+                "device is cuda, but no CUDA device is visible",
+                "use --device cpu, or check nvidia-smi and CUDA_VISIBLE_DEVICES",
+            )
         return ProcessLauncher([{"CUDA_VISIBLE_DEVICES": device} for device in devices]), len(
             devices
         )
@@ -168,15 +173,19 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
-def _handle_failure(
-    event: TaskFailed, tasks: deque[Task], store: Store, seeds: Sequence[int]
-) -> None:
+def _handle_failure(event: TaskFailed, tasks: deque[Task], store: Store) -> None:
     """Out of memory: try again with half the lanes; otherwise store the reason."""
     left = pending_seeds(event.task.cell, event.task.seeds, store)
     if event.is_out_of_memory and len(left) > 1:
         half = len(left) // 2
         for group in (left[:half], left[half:]):
-            tasks.appendleft(replace(event.task, seeds=tuple(group), id=event.task.id))
+            again = Task(
+                cell=event.task.cell,
+                seeds=tuple(group),
+                target=event.task.target,
+                options=event.task.options,
+            )
+            tasks.appendleft(again)
         return
     for seed in left:
         store.save(_failed(event.task.cell, seed, event.reason))

@@ -9,8 +9,9 @@ import yaml
 
 from keelbench.archs import canonical_name
 from keelbench.errors import KeelbenchError
+from keelbench.parsing import raise_problems
 from keelbench.registry import did_you_mean
-from keelbench.specs import FIELD_NAMES, CellSpec, find_field, raise_problems
+from keelbench.specs import FIELD_NAMES, CellSpec, find_field
 
 SWEEP_KEYS = ("name", "seeds", "reference", "defaults", "matrix", "cells")
 

@@ -4,12 +4,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from keelbench.archs.more import FinalNormRule
-from keelbench.archs.rule import Branch, Norms, Param, Site, require
+from keelbench.archs.rule import Branch, Norms, Param, Site, is_number, require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Pair = tuple["Tensor", "Tensor"]
+
+MOST_STREAMS = 16
+"""Mixing costs n^2 scalars per site; the paper goes to 8."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +93,21 @@ class HyperConnections(FinalNormRule):
     source: ClassVar[str] = "Zhu et al. 2024, arXiv 2409.19606"
 
     def __post_init__(self) -> None:
-        is_count = isinstance(self.n, int) and not isinstance(self.n, bool)
-        require(
-            is_count and 1 <= self.n <= 16, "hyper_connections", "n", self.n, "a whole number, 1 to 16"
-        )
+        is_whole = isinstance(self.n, int) and is_number(self.n)
+        is_count = is_whole and 1 <= self.n <= MOST_STREAMS
+        allowed = f"a whole number, 1 to {MOST_STREAMS}"
+        require(is_count, "hyper_connections", "n", self.n, allowed)
 
     def norm_slots(self, site: Site) -> tuple[str, ...]:
         return ("in",)
 
     def param_slots(self, site: Site) -> dict[str, Param]:
         trunks = range(self.n)
-        slots = {
-            f"read_{i}": Param("scalar", float(i == site.index % self.n)) for i in trunks
-        }
+        slots = {f"read_{i}": Param("scalar", float(i == site.index % self.n)) for i in trunks}
         slots |= {f"write_{i}": Param("scalar", 1.0) for i in trunks}
-        slots |= {f"mix_{i}_{j}": Param("scalar", float(i == j)) for i in trunks for j in trunks}
+        slots |= {
+            f"mix_{i}_{j}": Param("scalar", float(i == j)) for i in trunks for j in trunks
+        }
         return slots
 
     def start(self, x: "Tensor") -> tuple["Tensor", ...]:

@@ -19,8 +19,8 @@ def judge_log(
     from keelbench.report.results_json import verdict_json
 
     read = partial(read_log, slope=slope, **columns)
-    log = read(path, unigram_entropy=unigram_entropy)
-    healthy = read(reference).trace if reference is not None else None
+    log = read(path=path, unigram_entropy=unigram_entropy)
+    healthy = read(path=reference).trace if reference is not None else None
     verdict = judge(log.trace, reference=healthy)
     assert verdict is not None
     max_lr = max_lr_of(log.trace, verdict)

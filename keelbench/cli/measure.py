@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,7 +103,6 @@ def maxlr(
         "init_std": init_std,
         "lr_scaling": lr_scaling,
     }
-    options = {"refine": refine, "diagnose": diagnose}
     _measure(
         None,
         _axes(archs or (["keel"] if model is None else None), depth, width),
@@ -116,7 +116,8 @@ def maxlr(
         output_format=output_format,
         is_quiet=quiet,
         is_fresh=fresh,
-        options={key: True for key, value in options.items() if value},
+        is_refined=refine,
+        options={"diagnose": True} if diagnose else {},
     )
 
 
@@ -186,6 +187,7 @@ def _measure(
     output_format: str,
     is_quiet: bool,
     is_fresh: bool,
+    is_refined: bool = False,
     options: dict[str, object] | None = None,
     dry_run: str | None = None,
 ) -> None:
@@ -203,10 +205,31 @@ def _measure(
         return
     with resumable(_command()):
         records = _run(sweep, Store(folder), workers, is_quiet, is_fresh, options)
+        if is_refined:
+            sweep = _refined(sweep, records)
+            records += _run(sweep, Store(folder), workers, is_quiet, is_fresh, options)
     chosen = reference or sweep.reference or "none"
-    publish(records, sweep, folder, reference=chosen, json=json, skin=output_format)
+    publish(records, folder, reference=chosen, json=json, skin=output_format)
     if any(record.verdict.kind == "failed" for record in records):
         raise typer.Exit(int(ExitCode.FAILED))
+
+
+def check_sources(cells: Sequence[Any]) -> None:
+    """Open every data source once, so that a bad file is told before anything runs."""
+    from keelbench.data import open_source
+
+    for spec in dict.fromkeys(cell.data for cell in cells):
+        open_source(spec)
+
+
+def _refined(sweep: Any, records: list[Any]) -> Any:
+    """The sweep of the second ramps, for the cells that the first read coarsely."""
+    from dataclasses import replace
+
+    from keelbench.refine import refined_cell
+
+    cells = (refined_cell(cell, records) for cell in sweep.cells)
+    return replace(sweep, cells=tuple(cell for cell in cells if cell is not None))
 
 
 def _run(
@@ -221,6 +244,7 @@ def _run(
     from keelbench.sweep import make_launcher, pending_seeds, run_cells
 
     store.prepare()
+    check_sources(sweep.cells)
     count = worker_count(workers)
     pending = sum(
         len(sweep.seeds if is_fresh else pending_seeds(cell, sweep.seeds, store))

@@ -13,7 +13,6 @@ from keelbench.registry import did_you_mean
 
 if TYPE_CHECKING:
     from keelbench.records import Record
-    from keelbench.sweep_spec import SweepSpec
 
 FORMATS = ("terminal", "markdown", "csv", "json", "latex")
 
@@ -78,7 +77,6 @@ def write_text(text: str, target: str) -> None:
 
 def publish(
     records: Sequence["Record"],
-    sweep: "SweepSpec",
     folder: Path,
     *,
     reference: str,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from keelbench.errors import KeelbenchError
+from keelbench.parsing import content_hash
 from keelbench.records import Record
-from keelbench.specs import FIELD_NAMES, CellSpec, content_hash
+from keelbench.specs import FIELD_NAMES, CellSpec
 
 SHAPE = ("model.arch", "model.depth", "model.width")
 """Settings that every table shows anyway."""

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from keelbench.records import Record, VerdictKind
@@ -13,6 +14,9 @@ from keelbench.specs import PAPER_WIDTH
 from keelbench.stats import quantum_of
 
 LABEL_WIDTH = 11
+
+GLUE = "\N{NO-BREAK SPACE}"
+"""A blank at which lines are not broken; printed as any other."""
 
 
 def render_lane(
@@ -70,13 +74,9 @@ def lane_page_json(record: Record) -> dict[str, Any]:
 def settings_of(record: Record) -> list[tuple[str, str]]:
     """The resolved settings as one line per part of the cell."""
     parts = record.cell.resolved().to_dict()
-    lines = [
-        (part, ", ".join(f"{name} {plain_value(value)}" for name, value in values.items()))
-        for part, values in parts.items()
-        if isinstance(values, dict)
-    ]
+    lines = [(part, _listed(v)) for part, v in parts.items() if isinstance(v, dict)]
     rest = {name: value for name, value in parts.items() if not isinstance(value, dict)}
-    return [*lines, ("device", ", ".join(f"{name} {value}" for name, value in rest.items()))]
+    return [*lines, ("machine", _listed(rest))]
 
 
 def _verdict(record: Record) -> str:
@@ -107,17 +107,21 @@ def _max_lr(record: Record) -> str:
 def _environment(record: Record) -> str:
     values = dataclasses.asdict(record.environment)
     extra = values.pop("extra")
-    return ", ".join(
-        f"{name} {plain_value(value)}" for name, value in {**values, **extra}.items()
-    )
+    return _listed({**values, **extra})
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    """``batch 8, seq 64``, each name on one line with its value."""
+    return ", ".join(f"{name}{GLUE}{plain_value(value)}" for name, value in values.items())
 
 
 def _wrapped(label: str, text: str, width: int) -> list[str]:
     indent = " " * (LABEL_WIDTH + 2)
-    return textwrap.wrap(
+    lines = textwrap.wrap(
         text,
         max(width, LABEL_WIDTH + 20),
         initial_indent=f"{label:<{LABEL_WIDTH}}  ",
         subsequent_indent=indent,
         break_on_hyphens=False,
     )
+    return [line.replace(GLUE, " ") for line in lines]

@@ -49,7 +49,7 @@ def summarise(
         by_setting.setdefault(row["setting"], []).append(row)
     for setting, members in by_setting.items():
         _rank(members, {cell.id: cell for cell in cells if cell.setting == setting})
-    rows.sort(key=lambda row: (row["depth"], row["width"], row["setting"], row["rank"]))
+    rows.sort(key=lambda row: (*_place(row, varying), row["rank"]))
     frame = pd.DataFrame(rows)
     return frame.astype(dict.fromkeys(FLOATS, float))
 
@@ -201,6 +201,17 @@ def _rank(rows: list[dict[str, Any]], cells: Mapping[str, Cell]) -> None:
         ratio = ratio_of(cells[row["cell"]], cells[best["cell"]])
         if ratio is not None and ratio.high is not None and ratio.high >= 1:
             row["standing"] = TIED
+
+
+def _place(row: Row, varying: list[str]) -> tuple[Any, ...]:
+    """Order of settings: depth, width, then whatever varies, numbers before words."""
+    values = (row[name] for name in varying)
+    return (
+        row["depth"],
+        row["width"],
+        *((isinstance(value, str), value or 0) for value in values),
+        row["setting"],
+    )
 
 
 def _height(row: Row) -> float | None:

@@ -3,7 +3,7 @@
 import functools
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -143,6 +143,20 @@ def handle(look: Look, with_line: bool = True) -> Line2D:
         markeredgewidth=0,
         label=look.title,
     )
+
+
+LETTER_INCHES = 0.055
+"""Average width of a letter in labels and legends."""
+
+LR_LABEL_INCHES = 0.38
+"""Width that an LR takes below its tick, with some air."""
+
+
+def label_room(looks: Iterable[Look], width: float) -> int:
+    """How many LRs fit below an axis with names at its left and numbers at its right."""
+    lines = [line for look in looks for line in look.axis_title.split("\n")]
+    room = width - 0.75 - LETTER_INCHES * max(map(len, lines))
+    return max(2, int(room / LR_LABEL_INCHES))
 
 
 LEAST_SPAN = 1.3

@@ -37,9 +37,9 @@ def loss_figure(records: Sequence[Record], *, width: float | None = None) -> Fig
     panels = panels_of(records)
     small = SmallMultiples(panels, width, loss_of)
     limits = _loss_limits(small.curves)
-    for axes, panel in zip(small.axes, panels, strict=True):
+    for axes, panel, curves in zip(small.axes, panels, small.by_panel, strict=True):
         axes.set_ylim(limits)
-        _entropy_line(axes, panel, limits)
+        _entropy_line(axes, panel, curves)
     small.finish(f"{_loss_name(panels)} (nats per token)")
     return small.figure
 
@@ -85,29 +85,49 @@ def _draw_range(axes: Axes, x: FloatArray, bins: Sequence[FloatArray], look: Loo
         axes.fill_between(x, low, high, color=look.color, alpha=0.13, linewidth=0)
 
 
-def _entropy_line(axes: Axes, panel: Panel, limits: tuple[float, float]) -> None:
+def _entropy_line(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
+    """The unigram entropy, labelled where the fewest curves pass."""
     levels = [
         lane.trace.unigram_entropy
         for cell in panel.cells
         for lane in cell.lanes
         if lane.trace.unigram_entropy is not None
     ]
-    if not levels:
-        return
-    level = float(np.median(levels))
-    if not limits[0] < level < limits[1]:
+    low, high = axes.get_ylim()
+    level = float(np.median(levels)) if levels else low
+    if not low < level < high:
         return
     axes.axhline(level, color=MUTED, linewidth=0.7, zorder=1)
+    places = [("left", "top"), ("left", "bottom"), ("right", "bottom"), ("right", "top")]
+    side, hangs = min(places, key=lambda place: _crowd(axes, level, curves, *place))
     axes.annotate(
         f"unigram\nentropy {level:.2f}",
-        (0.015, level),
+        (0.015 if side == "left" else 0.99, level),
         xycoords=("axes fraction", "data"),
-        xytext=(0, -2),
+        xytext=(0, -2 if hangs == "top" else 1.5),
         textcoords="offset points",
-        va="top",
+        ha=side,
+        va=hangs,
         fontsize=6.5,
         color=MUTED,
     )
+
+
+def _crowd(axes: Axes, level: float, curves: Sequence[Curve], side: str, hangs: str) -> int:
+    """Points of curves in the place that the label would take."""
+    (left, right), (low, high) = np.log(axes.get_xlim()), axes.get_ylim()
+    count = 0
+    for curve in curves:
+        x = (np.log(curve.x) - left) / (right - left)
+        across = x < LABEL_WIDTH if side == "left" else x > 1 - LABEL_WIDTH
+        up = (curve.y - level) / (high - low)
+        up = -up if hangs == "top" else up
+        count += int((across & (x >= 0) & (up > 0.015) & (up < LABEL_HEIGHT)).sum())
+    return count
+
+
+LABEL_WIDTH, LABEL_HEIGHT = 0.3, 0.15
+"""Shares of a panel that the label of the unigram entropy takes."""
 
 
 def _loss_limits(curves: Sequence[Curve]) -> tuple[float, float]:

@@ -158,7 +158,7 @@ def _label(axes: Axes, look: Look, place: float) -> None:
         clip_on=False,
     )
     axes.annotate(
-        look.title,
+        look.axis_title,
         (1.035, place),
         xycoords="axes fraction",
         xytext=(5, 0),

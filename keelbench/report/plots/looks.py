@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito (2008), which stay apart under the common col
 deficiencies; markers and dashes tell architectures apart in greyscale.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -48,6 +49,10 @@ STYLE = {
 """Settings of every figure; applied while drawing and while saving."""
 
 
+LONG_TITLE = 18
+"""Characters beside an axis that leave room for the data in one column of a paper."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """The appearance of one architecture."""
@@ -56,6 +61,11 @@ class Look:
     marker: str
     dash: Dash
     title: str = ""
+
+    @property
+    def axis_title(self) -> str:
+        """The title, with long parameters on a line of their own."""
+        return self.title.replace(" (", "\n(") if len(self.title) > LONG_TITLE else self.title
 
 
 FIXED = {
@@ -119,8 +129,7 @@ def looks_of(archs: Iterable[str]) -> dict[str, Look]:
     }
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts alpha=4 before alpha=16."""
-    digits = "".join(char if char.isdigit() else " " for char in name).split()
-    text = "".join(" " if char.isdigit() else char for char in name)
-    return [(False, 0, text), *((True, int(number), "") for number in digits)]
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

@@ -12,6 +12,7 @@ from keelbench.report.numbers import estimate_number, lr_text
 from keelbench.report.plots.canvas import (
     at_least_arrow,
     calm,
+    label_room,
     log_axis,
     padded,
     styled,
@@ -64,7 +65,7 @@ def max_lr_figure(records: Sequence[Record], *, width: float = COLUMN_INCHES) ->
     )
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=rows)
     for axes, panel in zip(grid[:, 0], panels, strict=True):
-        _prepare(axes, panel, looks, limits, width)
+        _prepare(axes, panel, looks, limits, label_room(looks.values(), width))
         for position, (row, cell) in enumerate(zip(panel.rows, panel.cells, strict=True)):
             frame = _Frame(axes, -position, lr.factor(cell), lr.normalized, limits)
             _draw_cell(frame, row, cell, looks[row["arch"]])
@@ -80,14 +81,14 @@ def _prepare(
     panel: Panel,
     looks: dict[str, Look],
     limits: tuple[float, float],
-    width: float,
+    labels: int,
 ) -> None:
     count = len(panel.rows)
     axes.set_title(panel.title, loc="left", pad=3, color=MUTED)
-    log_axis(axes, "x", *limits, labels=max(3, round(1.5 * width)), text=lr_text)
+    log_axis(axes, "x", *limits, labels=labels, text=lr_text)
     calm(axes, "x")
     axes.set_ylim(-count + 0.4, 0.6)
-    names = [looks[row["arch"]].title for row in panel.rows]
+    names = [looks[row["arch"]].axis_title for row in panel.rows]
     axes.set_yticks([-position for position in range(count)], names)
     axes.tick_params(axis="y", which="both", length=0, pad=4)
     axes.spines["left"].set_visible(False)

@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from keelbench.report.numbers import lr_text
-from keelbench.report.plots.canvas import at_least_arrow, calm, log_axis, padded, styled
+from keelbench.report.plots.canvas import (
+    LETTER_INCHES,
+    at_least_arrow,
+    calm,
+    label_room,
+    log_axis,
+    padded,
+    styled,
+)
 from keelbench.report.plots.looks import COLUMN_INCHES, INK, MUTED, PAPER, Look, looks_of
 from keelbench.stats import Estimate
 
@@ -83,11 +91,13 @@ def paired_figure(
     )
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=sizes)
     limits = _limits(rows)
+    longest = max(len(row.note) for row in rows)
+    labels = label_room(looks.values(), width - LETTER_INCHES * max(0, longest - 8))
     for axes, (title, members) in zip(grid[:, 0], panels.items(), strict=True):
         axes.set_title(title, loc="left", pad=3, color=MUTED)
-        log_axis(axes, "x", *limits, labels=max(3, round(1.4 * width)), text=lr_text)
+        log_axis(axes, "x", *limits, labels=labels, text=lr_text)
         calm(axes, "x")
-        _names(axes, [looks[row.arch].title for row in members])
+        _names(axes, [looks[row.arch].axis_title for row in members])
         for position, row in enumerate(members):
             _draw_row(axes, -position, row, looks[row.arch])
     _finish(figure, list(grid[:, 0]), label, names)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from keelbench.records import FloatArray, Record, Trace
 from keelbench.report.cells import Cell
 from keelbench.report.numbers import lr_text, short
-from keelbench.report.plots.canvas import calm, handle, log_axis, message, padded
+from keelbench.report.plots.canvas import LETTER_INCHES, calm, handle, log_axis, message, padded
 from keelbench.report.plots.looks import (
     COLUMN_INCHES,
     MUTED,
@@ -51,10 +51,10 @@ class SmallMultiples:
         self.by_step = all(cell.spec.ramp.protocol == "hold" for cell in cells)
         self.looks = looks_of(cell.spec.model.arch for cell in cells)
         self.figure, self.axes = _grid(len(panels), width)
-        by_panel = [_curves(panel, self.x_of, read) for panel in panels]
-        self.curves = [curve for curves in by_panel for curve in curves]
+        self.by_panel = [_curves(panel, self.x_of, read) for panel in panels]
+        self.curves = [curve for curves in self.by_panel for curve in curves]
         limits = _x_limits(self.curves)
-        for axes, panel, curves in zip(self.axes, panels, by_panel, strict=True):
+        for axes, panel, curves in zip(self.axes, panels, self.by_panel, strict=True):
             axes.set_title(panel.title, loc="left", pad=3, color=MUTED)
             text = short if self.by_step else lr_text
             log_axis(axes, "x", *limits, labels=4, text=text)
@@ -75,11 +75,12 @@ class SmallMultiples:
         label = self.lr.label("step" if self.by_step else "LR")
         self.figure.supxlabel(label, fontsize=7.5)
         self.figure.supylabel(y_label, fontsize=7.5)
-        width = self.figure.get_figwidth()
+        longest = max(len(look.title) for look in self.looks.values())
+        fitting = int(self.figure.get_figwidth() / (0.5 + LETTER_INCHES * longest))
         self.figure.legend(
             handles=[handle(look) for look in self.looks.values()],
             loc="outside upper center",
-            ncols=min(len(self.looks), max(2, round(width * 0.9))),
+            ncols=max(1, min(len(self.looks), fitting)),
             frameon=False,
             handlelength=2.6,
             columnspacing=1.2,

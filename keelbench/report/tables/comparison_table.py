@@ -55,7 +55,6 @@ def _row(pair: Pair) -> Row:
         "ratio_high": None if ratio is None else ratio.high,
         "change": _change(pair),
         "differences": ", ".join(pair.differences),
-        "standing": "",
     }
 
 

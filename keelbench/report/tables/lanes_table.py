@@ -51,10 +51,9 @@ def _lane_rows(cell: Cell, varying: Sequence[str]) -> list[Row]:
             "width": model.width,
             **{name: setting_of(cell.spec, name) for name in varying},
             **lane_json(lane),
-            "quantum": quantum_of(lane) * (lane.max_lr or 0.0) or cell.quantum,
+            "quantum_lr": quantum_of(lane) * (lane.max_lr or 0.0) or cell.quantum,
             "cell": cell.id,
             "detector": cell.detector,
-            "standing": "",
         }
         for lane in cell.lanes
     ]
@@ -96,7 +95,7 @@ def _max_lr_text(row: Row, face: Face) -> str:
     value = row["max_lr"] if row["max_lr"] is not None else row["at_least"]
     if value is None:
         return face.missing
-    number = face.number(scientific(value, quantum=row["quantum"]))
+    number = face.number(scientific(value, quantum=row["quantum_lr"]))
     return number if row["max_lr"] is not None else face.at_least + number
 
 

@@ -11,6 +11,7 @@ ESCAPES = {
     "&": r"\&",
     "%": r"\%",
     "#": r"\#",
+    "$": r"\$",
     "_": r"\_",
     "{": r"\{",
     "}": r"\}",
@@ -41,7 +42,7 @@ def latex(table: Table) -> str:
     ]
     for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
         texts = [escaped(column.text(row, LATEX)) for column in columns]
-        if row["standing"] == BEST:
+        if row.get("standing") == BEST:
             texts = [
                 rf"{{\boldmath\textbf{{{text}}}}}" if column.is_emphasised else text
                 for text, column in zip(texts, columns, strict=True)
@@ -57,7 +58,7 @@ def escaped(text: str) -> str:
     """Text with LaTeX's special characters escaped; $formulas$ are left alone."""
     parts = text.split("$")
     if len(parts) % 2 == 0:
-        parts = [text.replace("$", r"\$")]
+        return _escaped_text(text)
     return "$".join(
         part if position % 2 else _escaped_text(part) for position, part in enumerate(parts)
     )

@@ -15,7 +15,7 @@ def markdown(table: Table) -> str:
     columns = [column for column in table.columns if column.importance <= MARKDOWN_IMPORTANCE]
     rows = [[_literal(column.text(row, PROSE)) for column in columns] for row in table.rows]
     for row, texts in zip(table.rows, rows, strict=True):
-        if row["standing"] == BEST:
+        if row.get("standing") == BEST:
             texts[:] = [
                 _bold(text) if column.is_emphasised else text
                 for text, column in zip(texts, columns, strict=True)
@@ -43,7 +43,7 @@ def html_table(table: Table) -> str:
     body, previous = [], None
     for row in table.rows:
         section = table.section(row)
-        classes = [row["standing"]] if row["standing"] in (BEST, TIED) else []
+        classes = [row["standing"]] if row.get("standing") in (BEST, TIED) else []
         classes += ["starts"] if previous not in (None, section) else []
         attribute = f' class="{" ".join(classes)}"' if classes else ""
         cells = "".join(f"<td{_align(column)}>{_cell(column, row)}</td>" for column in columns)
@@ -67,7 +67,7 @@ def _bold(text: str) -> str:
 
 def _cell(column: Column, row: Row) -> str:
     text = html.escape(column.text(row, PROSE))
-    is_best = row["standing"] == BEST and column.is_emphasised
+    is_best = row.get("standing") == BEST and column.is_emphasised
     return f"<strong>{text}</strong>" if is_best else text
 
 

@@ -101,7 +101,7 @@ def _rich_table(table: Table, columns: Sequence[Column], width: int) -> RichTabl
             for text, column in zip(texts, columns, strict=True)
         ]
         ends = following is not None and table.section(row) != table.section(following)
-        style = "bold" if row["standing"] == BEST else None
+        style = "bold" if row.get("standing") == BEST else None
         result.add_row(*(Text(cell) for cell in cells), style=style, end_section=ends)
     return result
 
