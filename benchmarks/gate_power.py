@@ -30,6 +30,10 @@ class Scenario:
     """True mean log-ratio of each cell."""
     tails: float = np.inf
     """Degrees of freedom of the noise: infinite is normal, 4 is heavy-tailed."""
+    calibration_df: int = 0
+    """Degrees of freedom of the calibration in the baseline: repeats x seeds; 0 without."""
+    calibrated_share: float = 1.0
+    """Calibrated over true standard deviation: below 1, this machine is noisier."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +64,20 @@ def simulate(
             scenario.tails / (scenario.tails - 2)
         )
     d = scenario.effect[:, None] + noise * scenario.spread[:, None]
-    return replay(d, looks, log_margin(margin, quantum), quantum)
+    df = scenario.calibration_df
+    known = np.sqrt(rng.chisquare(df, shape[:2]) / df) if df else np.zeros(shape[:2])
+    noise_sd = scenario.calibrated_share * scenario.spread * known
+    return replay(d, looks, log_margin(margin, quantum), quantum, noise_sd, df)
 
 
-def replay(d: np.ndarray, looks: Sequence[Look], delta: float, quantum: float) -> Outcome:
+def replay(
+    d: np.ndarray,
+    looks: Sequence[Look],
+    delta: float,
+    quantum: float,
+    noise_sd: np.ndarray | float = 0.0,
+    noise_df: int = 0,
+) -> Outcome:
     """The looks of ``keelbench.gate.decision``; ``d`` has the shape (gates, cells, seeds)."""
     cells = d.shape[:2]
     n, mean, sd = np.zeros(cells, np.int64), np.zeros(cells), np.zeros(cells)
@@ -84,6 +98,8 @@ def replay(d: np.ndarray, looks: Sequence[Look], delta: float, quantum: float) -
             sd=sd,
             quantum=np.full(cells, quantum),
             delta=np.full(cells, delta),
+            noise_sd=np.broadcast_to(noise_sd, cells),
+            noise_df=np.full(cells, noise_df),
         )
         found = judge(sample, look, open_)
         regressed |= found.regressed
@@ -101,35 +117,52 @@ SPREADS = {
     "all 0.07": lambda cells: np.full(cells, 0.07),
     "all 0.10": lambda cells: np.full(cells, 0.10),
     "all 0.20": lambda cells: np.full(cells, 0.20),
-    "0.02 to 0.12": lambda cells: np.geomspace(0.02, 0.12, cells),
-    "0.12, rest 0": lambda cells: np.r_[np.full(cells - 1, 1e-4), 0.12],
+    "0.02 to 0.45": lambda cells: np.geomspace(0.02, 0.45, cells)[::-1],
 }
+"""Standard deviations of the per-seed ln-ratio; the last cell is the one that drops."""
 
 
-def table(looks: Sequence[Look], gates: int) -> list[str]:
-    """Markdown rows, one per number of cells and spread; it is the last cell that drops."""
-    lines = [
-        "| cells | sd of ln-ratio | false alarm per gate | heavy tails | unchanged cells: "
-        "pass | inconclusive | seeds | drop of 25 % seen | drop of 10 % (= margin) |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for cells in (1, 3, 6, 12):
-        for name, spread_of in SPREADS.items():
-            spread, zero = spread_of(cells), np.zeros(cells)
-            one = np.r_[zero[1:], np.log(1 - DROP)]
-            edge = np.full(cells, np.log(1 - DEFAULT_MARGIN))
-            same = simulate(Scenario(spread=spread, effect=zero), gates=gates, looks=looks)
-            heavy = Scenario(spread=spread, effect=zero, tails=4)
-            wild = simulate(heavy, gates=gates, looks=looks)
-            drop = simulate(Scenario(spread=spread, effect=one), gates=gates, looks=looks)
-            limit = simulate(Scenario(spread=spread, effect=edge), gates=gates, looks=looks)
-            lines.append(
-                f"| {cells} | {name} | {same.regressed.any(1).mean():.2%} "
-                f"| {wild.regressed.any(1).mean():.2%} | {same.passed.mean():.0%} "
-                f"| {same.inconclusive.mean():.0%} | {same.seeds.mean():.1f} "
-                f"| {drop.regressed[:, -1].mean():.1%} | {limit.regressed.mean():.1%} |"
-            )
-    return lines
+def row(cells: int, name: str, looks: Sequence[Look], gates: int, df: int) -> str:
+    """One line of a table: false alarms and power of gates of one kind."""
+    spread = SPREADS[name](cells)
+    effects = {
+        "same": np.zeros(cells),
+        "drop": np.r_[np.zeros(cells - 1), np.log(1 - DROP)],
+        "edge": np.full(cells, np.log(1 - DEFAULT_MARGIN)),
+    }
+    found = {
+        key: simulate(
+            Scenario(spread=spread, effect=effect, calibration_df=df), gates=gates, looks=looks
+        )
+        for key, effect in effects.items()
+    }
+    heavy = simulate(
+        Scenario(spread=spread, effect=effects["same"], calibration_df=df, tails=4),
+        gates=gates,
+        looks=looks,
+    )
+    noisier = simulate(
+        Scenario(
+            spread=spread, effect=effects["same"], calibration_df=df, calibrated_share=0.5
+        ),
+        gates=gates,
+        looks=looks,
+    )
+    same = found["same"]
+    alarms = [x.regressed.any(axis=1).mean() for x in (same, heavy, noisier)]
+    return (
+        f"| {cells} | {name} | {' | '.join(f'{x:.2%}' for x in alarms)} "
+        f"| {found['drop'].regressed[:, -1].mean():.1%} "
+        f"| {found['edge'].regressed.mean():.1%} "
+        f"| {same.passed.mean():.0%} | {same.inconclusive.mean():.0%} "
+        f"| {same.seeds.mean():.1f} |"
+    )
+
+
+HEAD = (
+    "| cells | sd | false alarm | heavy tails | noise 2 x calibrated | drop of 25 % seen "
+    "| drop of 10 % called one | pass | inconclusive | seeds |\n" + "|---" * 10 + "|"
+)
 
 
 def main() -> None:
@@ -137,11 +170,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="false alarms and power of keelbench check")
     parser.add_argument("--gates", type=int, default=20_000, help="simulated gates per row")
     gates = parser.parse_args().gates
-    for looks in (plan(3, 5), plan(3, 8)):
-        print(
-            f"\nlooks at {', '.join(str(look.seeds) for look in looks)} seeds, {gates} gates\n"
-        )
-        print("\n".join(table(looks, gates)))
+    for looks, df in ((plan(3, 5), 10), (plan(3, 5), 0), (plan(3, 8), 16)):
+        seeds = ", ".join(str(look.seeds) for look in looks)
+        kind = f"calibrated with {df} degrees of freedom" if df else "not calibrated"
+        print(f"\nLooks at {seeds} seeds, {kind}, {gates} gates per row:\n\n{HEAD}")
+        for cells in (1, 3, 6, 12):
+            for name in SPREADS:
+                print(row(cells, name, looks, gates, df), flush=True)
 
 
 if __name__ == "__main__":

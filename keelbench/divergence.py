@@ -8,8 +8,8 @@ The paper (arXiv 2601.19895, section 5.1) names three patterns without any numbe
 rules here, next to non-finite values; every number is a field of :class:`Thresholds`.
 
 * non-finite: NaN or infinity in the train loss or the probe. Always counts, at once.
-* irrecoverable instability: ``patience`` steps spent high, without one recovery in between.
-  High is ``rise`` above the best level so far, or back at the unigram entropy, where a
+* irrecoverable instability: ``patience`` steps without a recovery, ``sustained`` of them spent
+  high. High is ``rise`` above the best level so far, or back at the unigram entropy, where a
   collapsed language model ends: it has forgotten context, not the letters' frequencies. (Nor
   does it often exceed ln V, so that rules asking for a multiple of the best loss see nothing.)
   A recovery is a return to within ``recovery`` of the best level. So a spike that returns is
@@ -66,8 +66,6 @@ class Thresholds:
     sustained: int = 44
     """steps of these spent high: longer than any such spike, so that no spike is enough, even
     if noise or a drift had kept the loss from recovering just before."""
-    points: int = 4
-    """measurements that must agree, however many steps lie between them."""
     context: float = 0.15
     """nats below the unigram entropy that show something has been learned from context. More
     than the corpus's entropy differs from a probe batch's (up to 0.09 seen), less than the 0.3
@@ -166,7 +164,8 @@ def judge(
     """The verdict on a trace, or None while the ramp goes on and nothing is certain yet.
 
     What comes after ``detected_step`` changes nothing: the verdict on a finished trace is the
-    one that could be given then.
+    one that could be given then. (Of a probe noisier than ``quiet``, the noise is known better
+    later on, which may move ``detected_step`` by a few probes.)
 
     Args:
         trace: what has been measured so far.
@@ -267,9 +266,8 @@ def _instability(curve: _Curve, unigram: float | None, limits: Thresholds) -> _F
     recovered = curve.loss <= best + limits.recovery
     away = _since(recovered, curve.interval)
     steps_high = _since(recovered, curve.interval * high)
-    points_high = _since(recovered, high.astype(float))
     lasting = (away >= limits.patience) & (steps_high >= limits.sustained)
-    fired = np.flatnonzero(high & lasting & (points_high >= limits.points))
+    fired = np.flatnonzero(high & lasting)
     if not len(fired):
         return None
     at, detected = fired[0], int(curve.steps[fired[0]])
@@ -311,8 +309,7 @@ def _stands_still(curve: _Curve, limits: Thresholds) -> NDArray[np.bool_]:
     clock = np.cumsum(curve.interval * level)
     before = np.searchsorted(clock, clock - limits.plateau, side="right") - 1
     gained = np.where(before >= 0, curve.best[before] - curve.best, np.inf)
-    seen = np.arange(len(before)) - before
-    return (gained < limits.progress) & (seen >= limits.points)
+    return gained < limits.progress
 
 
 def _stagnation(curve: _Curve, unigram: float | None, limits: Thresholds) -> _Finding | None:
@@ -349,8 +346,7 @@ def _degradation(curve: _Curve, healthy: _Curve | None, limits: Thresholds) -> _
     still_falls = ~_stands_still(curve, limits) & (curve.loss <= curve.best + limits.recovery)
     behind = (gap > limits.lag) & still_falls[shared]
     steps_behind = _since(gap < limits.lag / 2, curve.interval[shared] * behind)
-    points_behind = _since(gap < limits.lag / 2, behind.astype(float))
-    fired = np.flatnonzero((steps_behind >= limits.plateau) & (points_behind >= limits.points))
+    fired = np.flatnonzero(steps_behind >= limits.plateau)
     if not len(fired):
         return None
     at = fired[0]

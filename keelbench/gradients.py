@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keelbench.archs import ResidualRule
 from keelbench.engine import Engine
 from keelbench.launch import Event, Task
 from keelbench.layout import TensorLayout
@@ -176,9 +175,9 @@ def _profile(engine: Engine, seeds: Sequence[int], at: int, lr: float) -> Profil
         "weight_grad": weight_grad,
         "update_ratio": _update_ratio(engine, lr),
     }
-    before_rms = np.stack([passage.trunk_rms_S.cpu().double().numpy() for passage in passages])
-    predicted = predicted_shortcut(rule, geometric(before_rms), geometric(branch_rms))
-    bound = predicted_shortcut(rule, np.ones(model.depth), np.ones(model.depth))
+    predicted = predicted_shortcut(rule, *_squares(passages))
+    ones = np.ones((model.depth, 1))
+    bound = predicted_shortcut(rule, ones, ones)
     relative = columns["relative_grad"]
     return Profile(
         arch=model.arch,
@@ -239,11 +238,19 @@ def _activations(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Trunk gradient, trunk RMS, branch-to-trunk ratio and branch RMS, each (sites, S)."""
     grads = torch.stack([_gradient_norm(passage.after) for passage in passages])
-    after = torch.stack([mean_square(passage.after).sqrt() for passage in passages])
-    before = torch.stack([passage.trunk_rms_S for passage in passages])
-    branch = torch.stack([passage.branch_rms_S for passage in passages])
-    arrays = [part.double().cpu().numpy() for part in (grads, after, branch / before, branch)]
+    after = torch.stack([mean_square(passage.after) for passage in passages])
+    before = torch.stack([passage.trunk_square_SN for passage in passages])
+    branch = torch.stack([passage.branch_square_SN for passage in passages])
+    rms = [part.mean(dim=-1).sqrt() for part in (after, before, branch)]
+    arrays = [part.double().cpu().numpy() for part in (grads, rms[0], rms[2] / rms[1], rms[2])]
     return arrays[0], arrays[1], arrays[2], arrays[3]
+
+
+def _squares(passages: Sequence[Passage]) -> tuple[FloatArray, FloatArray]:
+    """Mean squares of trunk and branch, (sites, tokens of all lanes)."""
+    trunk = torch.stack([passage.trunk_square_SN.flatten() for passage in passages])
+    branch = torch.stack([passage.branch_square_SN.flatten() for passage in passages])
+    return trunk.double().cpu().numpy(), branch.double().cpu().numpy()
 
 
 def _gradient_norm(tensors: tuple[Tensor, ...]) -> Tensor:
@@ -288,12 +295,12 @@ def _update_ratio(engine: Engine, lr: float) -> FloatArray:
 def fitted_decay(values: FloatArray | None) -> float | None:
     """exp of minus the slope of ln(values) against the site: the factor per sub-layer that a
     gradient takes on its way to the input. None with too few sites or a value of 0."""
-    if values is None:
+    if values is None or len(values) < FIRST_FITTED + LEAST_FITTED:
         return None
-    logs = np.log(np.maximum(values[FIRST_FITTED:], 0), where=values[FIRST_FITTED:] > 0)
-    if len(logs) < LEAST_FITTED or not (values[FIRST_FITTED:] > 0).all():
+    fitted = values[FIRST_FITTED:]
+    if not (np.isfinite(fitted).all() and (fitted > 0).all()):
         return None
-    slope = np.polyfit(np.arange(len(logs)), logs, 1)[0]
+    slope = np.polyfit(np.arange(len(fitted)), np.log(fitted), 1)[0]
     return _finite(math.exp(-slope))
 
 
@@ -310,6 +317,3 @@ def _columns(lrs: FloatArray, lanes: int) -> FloatArray:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-__all__ = ["Profile", "ResidualRule", "SiteMeasure", "gradient_profiles", "summary_rows"]

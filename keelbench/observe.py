@@ -20,10 +20,10 @@ class Passage:
     """What passed one site."""
 
     site: Site
-    trunk_rms_S: Tensor
-    """RMS of the trunk (all streams together) before the site."""
-    branch_rms_S: Tensor
-    """RMS of the branch's output; 0 if the rule did not call it."""
+    trunk_square_SN: Tensor
+    """Mean square of the trunk before the site (all streams together), per token."""
+    branch_square_SN: Tensor
+    """Mean square of the branch's output; 0 if the rule did not call it."""
     after: tuple[Tensor, ...]
     """The trunk's tensors behind the site; they keep their gradient."""
 
@@ -49,14 +49,14 @@ class Observed(WrappedRule):
             squares.append(mean_square((y,)))
             return y
 
-        before = mean_square(tensors_of(state))
+        trunk = mean_square(tensors_of(state))
         after = self.inner.step(state, watched, norms, site)
         kept = () if self.is_probe_only else tensors_of(after)
         for tensor in kept:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.retain_grad()
-        square = sum(squares, start=torch.zeros_like(before))
-        self.passages.append(Passage(site, before.sqrt(), square.sqrt(), kept))
+        square = sum(squares, start=torch.zeros_like(trunk))
+        self.passages.append(Passage(site, trunk, square, kept))
         return after
 
 
@@ -103,6 +103,6 @@ def _iterate(state: Any) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def mean_square(tensors: tuple[Tensor, ...]) -> Tensor:
-    """Mean over tokens, channels and streams of the squares, per lane (S,)."""
-    means = [tensor.float().square().mean(dim=(1, 2)) for tensor in tensors]
+    """Mean over channels and streams of the squares, per lane and token (S, N)."""
+    means = [tensor.float().square().mean(dim=-1) for tensor in tensors]
     return torch.stack(means).mean(dim=0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from keelbench.archs import make_rule
+from keelbench.archs import ARCHS, make_rule
 from keelbench.errors import KeelbenchError
 from keelbench.model import LaneModel
 from keelbench.records import Record, Trace
@@ -29,6 +29,9 @@ EVERY_RULE = (
     "keel(first_block=none)",
     "mix_ln(post_fraction=0.5)",
 )
+
+ALL_RULES = (*EVERY_RULE, *(name for name in ARCHS.names() if name not in SIX))
+"""Whatever is registered, with the variants of the paper's six."""
 
 VOCAB = 19
 

@@ -262,7 +262,10 @@ def awkward() -> dict[str, list[Record]]:
         ],
         "identical seeds": [record("keel", 64, s, onset=200) for s in range(3)],
         "mixed": mixed(),
-        "two widths": [*study(seeds=2, depths=(64,)), *study(width=256, seeds=2, depths=(64,))],
+        "two widths": [
+            *study(("keel", "pre_ln", "post_ln"), (64,), 2),
+            *study(("keel", "pre_ln", "post_ln"), (64,), 2, width=256),
+        ],
         "other rules": [
             record(arch, 64, seed)
             for arch in ("keel(alpha=16)", "keel(alpha=64)", "my_rules:Sandwich", "resi_dual")

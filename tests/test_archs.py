@@ -47,6 +47,7 @@ def test_every_architecture_tells_its_title_equation_and_source(arch: str) -> No
 def test_a_rule_is_a_value(arch: str) -> None:
     assert make_rule(arch) == make_rule(arch)
     assert hash(make_rule(arch)) == hash(make_rule(arch))
+    assert [other for other in EVERY_RULE if make_rule(other) == make_rule(arch)] == [arch]
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,21 @@ class TestWhatIsNotDivergence:
             spike = with_spike(learning(), at, steps, height)
             assert_survives(trace_of(spike, 350, probe_every=probe_every, noise=0.03))
 
+    def test_a_spike_on_top_of_a_drift_that_decides_nothing(self) -> None:
+        """0.15 nats up is neither a rise nor a recovery: patience alone would have run out."""
+        drift = with_rise(learning(), 150, 0.15, 10)
+        for at in (200, 260, 320):
+            assert_survives(trace_of(with_spike(drift, at, 24, 3.0), 400))
+
+    def test_a_spike_right_after_a_gap_in_the_probes(self) -> None:
+        trace = trace_of(with_spike(learning(), 240, 16, 3.0), 400)
+        assert trace.probe_step is not None and trace.probe is not None
+        kept = (trace.probe_step < 100) | (trace.probe_step > 240)
+        gap = dataclasses.replace(
+            trace, probe_step=trace.probe_step[kept], probe=trace.probe[kept]
+        )
+        assert_survives(gap)
+
     def test_a_healthy_ramp(self) -> None:
         verdict = assert_survives(trace_of(learning(), 400))
         assert "degradation not checked" in (verdict.reason or "")
@@ -431,9 +446,8 @@ class TestDegradation:
                 assert_survives(trace, reference=self.HEALTHY)
 
     def test_is_measured_only_while_the_reference_is_healthy(self) -> None:
-        late = with_jump(learning(floor=3.4, scale=60), 60, -1.0)  # it catches up at step 60
         broken = trace_of(with_jump(learning(), 60, 2.0), 500)
-        assert_survives(trace_of(late, 200, unigram=None), reference=broken)
+        assert_survives(trace_of(self.SLOW, 300), reference=broken)
 
     def test_ignores_a_reference_that_never_trained(self) -> None:
         flat: Curve = lambda step: np.full_like(step, 4.85)  # noqa: E731
@@ -480,6 +494,21 @@ class TestWithoutAProbe:
         for seed in range(5):
             trace = trace_of(with_jump(learning(), 200, 0.9), 350, probe_every=None, seed=seed)
             assert_diverges_at(trace, 200, within=4)
+
+    def test_a_loud_train_loss_is_read_with_a_longer_ruler(self) -> None:
+        errors = []
+        for seed in range(12):
+            loud = trace_of(
+                with_jump(learning(), 200, 2.5),
+                350,
+                probe_every=None,
+                train_noise=0.3,
+                seed=seed,
+            )
+            onset = verdict_of(loud).onset_step
+            assert onset is not None
+            errors.append(abs(onset - 200))
+        assert np.median(errors) <= 2, errors
 
     def test_a_probe_too_sparse_to_watch_is_not_used(self) -> None:
         trace = trace_of(with_jump(learning(), 203, 0.9), 350, probe_every=50)
@@ -643,6 +672,21 @@ class TestChangepoint:
         steps = np.arange(0, 200, 4)
         loss = np.maximum(5.0 - 0.055 * steps, 3.0)  # meet at step 36.4
         assert plateau_start(steps, loss) == pytest.approx(37, abs=1)
+
+    def test_the_fit_is_least_squares(self) -> None:
+        """Against numpy's solver, at every pair of knots."""
+        rng = np.random.default_rng(3)
+        at = np.cumsum(rng.integers(1, 6, 30)).astype(float)
+        loss = learning(scale=10)(at) + rng.standard_normal(30)
+        knots = at[3:-3:4]
+        residual, floor = changepoint._bathtub_residuals(at, loss, knots, knots)
+        for i, down in enumerate(knots):
+            for j, up in enumerate(knots[i:], start=i):
+                sides = (np.maximum(down - at, 0), np.maximum(at - up, 0))
+                design = np.stack([np.ones(30), *sides], axis=1)
+                best, squares, *_ = np.linalg.lstsq(design, loss)
+                assert residual[i, j] == pytest.approx(squares[0])
+                assert floor[i, j] == pytest.approx(best[0])
 
     def test_two_points_are_enough(self) -> None:
         assert rise_start(np.array([0, 1]), np.array([2.0, 9.0])) == 1

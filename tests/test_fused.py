@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from helpers import (
-    EVERY_RULE,
+    ALL_RULES,
     assert_close,
     losses_and_gradients,
     make_model,
@@ -130,7 +130,7 @@ def test_a_second_derivative_is_refused_rather_than_wrong(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "settings"),
-    [(rule, {}) for rule in EVERY_RULE]
+    [(rule, {}) for rule in ALL_RULES]
     + [
         ("keel", {"qk_norm": True}),
         ("keel", {"norm": "layernorm"}),

@@ -137,6 +137,11 @@ class TestColumns:
         log = read(csv_of("_step,step,lr,loss,train_loss", "70,7,1e-5,5.0,6.0"))
         assert log.trace.loss[0] == 5.0 and log.steps[0] == 7
 
+    def test_what_wandb_counts_comes_last(self, read: Any) -> None:
+        log = read(csv_of("r - _step,r - global_step,r - lr,r - loss", "70,7,1e-5,5.0"))
+        assert log.steps[0] == 7
+        assert read(csv_of("_step,lr,loss", "70,1e-5,5.0")).steps[0] == 70
+
     def test_that_are_named_must_match_exactly(self, read: Any, refusal: Any) -> None:
         log = csv_of("step,lr,loss,my_loss", "0,1e-5,5.0,6.0")
         assert read(log, loss="my_loss").trace.loss[0] == 6.0
@@ -206,6 +211,10 @@ class TestRows:
         )
         assert log.trace.loss.tolist() == [5.0, 4.1, 3.1, 3.0]
         assert any("2 steps (1 to 2)" in note and "last" in note for note in log.notes)
+
+    def test_of_a_long_resumed_run_win_in_the_order_of_the_file(self, read: Any) -> None:
+        rows = [f"{step},1e-5,{run}" for run in range(4) for step in range(100)]
+        assert set(read(csv_of("step,lr,loss", *rows)).trace.loss) == {3.0}
 
     def test_of_the_same_step_are_merged(self, read: Any) -> None:
         log = read(csv_of("step,lr,loss,val_loss", "0,1e-5,5.0,", "0,,,5.2", "1,2e-5,4.0,"))
@@ -336,6 +345,7 @@ class TestRefusedFiles:
             (b"step,lr,loss\n", "a header, but no rows"),
             (b"0,1e-5,5.0\n1,2e-5,4.0\n", "no header"),
             (b"\x80\x02}q\x00.", "not a text file"),
+            (b"PK\x03\x04\x00\x00\x00", "not a text file"),
             ("step,lr,loss\n0,1,2\n".encode("utf-16"), "not a text file"),
             (b"step,lr,loss,caf\xe9\n0,1,2,3\n", "not a text file"),
             (b'[{"step": 0}]', "is a JSON array"),

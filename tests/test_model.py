@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
+    ALL_RULES,
     EVERY_RULE,
     SIX,
     VOCAB,
@@ -146,7 +147,7 @@ def test_a_lanes_weights_depend_on_its_seed_alone() -> None:
 # Causality and independence
 
 
-@pytest.mark.parametrize("arch", EVERY_RULE)
+@pytest.mark.parametrize("arch", ALL_RULES)
 def test_no_logit_depends_on_a_later_token(arch: str) -> None:
     time = 6
     model = stirred(make_model(arch, vocab=time))
@@ -176,7 +177,7 @@ def test_neither_rows_of_a_batch_nor_lanes_mix() -> None:
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-@pytest.mark.parametrize("arch", SIX)
+@pytest.mark.parametrize("arch", ALL_RULES)
 def test_a_lane_computes_the_same_bits_in_any_company(arch: str, is_fused: bool) -> None:
     options: dict[str, Any] = {"dtype": torch.float32, "is_fused": is_fused, "width": 32}
     windows = random_tokens(3, batch=4, length=17)

@@ -40,7 +40,6 @@ FIGURES = {
     "depth": depth_figure,
     "loss": loss_figure,
     "grad_norm": grad_norm_figure,
-    "comparison": lambda records: comparison_figure(records, records),
 }
 
 
@@ -48,6 +47,13 @@ def drawn(figure: Figure) -> Figure:
     """Really drawn, in memory, at a low resolution: warnings are errors here."""
     figure.savefig(io.BytesIO(), format="png", dpi=40)
     return figure
+
+
+@pytest.mark.parametrize("name", ["mixed", "no steps", "never learned", "two widths"])
+def test_awkward_input_can_be_compared(name: str) -> None:
+    records = sample.awkward()[name]
+    for axes in drawn(comparison_figure(records, records)).axes:
+        assert shows_something(axes)
 
 
 def shows_something(axes: Axes) -> bool:
@@ -67,9 +73,9 @@ def test_awkward_input_gives_a_whole_figure(kind: str, name: str) -> None:
             assert np.isfinite([low, high]).all() and low < high
 
 
-@pytest.mark.parametrize("width", [2.5, 3.4, 7.0])
+@pytest.mark.parametrize("width", [2.5, 7.0])
 def test_figures_have_the_width_that_was_asked_for(width: float) -> None:
-    records = sample.study(seeds=1)
+    records = sample.study(archs=("keel", "post_ln"), seeds=1)
     for draw in (max_lr_figure, depth_figure, loss_figure, grad_norm_figure):
         assert drawn(draw(records, width=width)).get_figwidth() == width
 
@@ -123,7 +129,7 @@ def test_onsets_are_marked_where_max_lr_is_read() -> None:
 
 def test_the_unigram_entropy_is_labelled_directly() -> None:
     (axes,) = loss_figure(sample.real()).axes
-    assert any("unigram\nentropy 3.11" == text.get_text() for text in axes.texts)
+    assert any(text.get_text() == "unigram\nentropy 3.11" for text in axes.texts)
 
 
 def test_held_runs_are_drawn_against_steps() -> None:
@@ -187,7 +193,8 @@ def test_saving_is_reproducible(tmp_path: Path) -> None:
     assert [path.name for path in first] == ["a.png", "a.svg"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
-    assert Image.open(first[0]).width == round(3.4 * 200)
+    with Image.open(first[0]) as image:
+        assert image.width == round(3.4 * 200)
     text = first[1].read_text(encoding="utf-8")
     assert "<date>" not in text and text.rstrip().endswith("</svg>")
 

@@ -209,6 +209,9 @@ def test_digits_follow_the_interval(values: tuple[float, ...], text: str) -> Non
 
 def test_other_numbers() -> None:
     assert decimal(1.3212, 1.1, 1.58).plain == "1.32"
+    assert decimal(1.08, 1.002, 1.16).interval == "[1.002, 1.160]", "1 is outside"
+    assert decimal(1.08, 1.0, 1.16).interval == "[1.00, 1.16]"
+    assert decimal(1.0, 0.99999999, 1.0).plain == "1.0000"
     assert [short(value) for value in (1.6e-4, 0.05, 8.0, 12000.0, 0.0)] == [
         "1.6e-4",
         "0.05",

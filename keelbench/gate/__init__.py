@@ -11,7 +11,7 @@ from keelbench.gate.baseline import (
     save,
 )
 from keelbench.gate.baselines import BASELINES_FOLDER, diff, find_baseline, list_baselines
-from keelbench.gate.calibration import calibrate
+from keelbench.gate.calibration import calibrate, run_repeats
 from keelbench.gate.check import run_check, run_exact
 from keelbench.gate.decision import DEFAULT_MARGIN, decide
 from keelbench.gate.exact import compare_exact
@@ -54,6 +54,7 @@ __all__ = [
     "rows",
     "run_check",
     "run_exact",
+    "run_repeats",
     "save",
     "to_annotations",
     "to_json",

@@ -58,6 +58,16 @@ class Trial:
         found = [pair.log_ratio for pair in self.pairs]
         return np.array([ratio for ratio in found if ratio is not None])
 
+    @property
+    def noise(self) -> tuple[float, int]:
+        """Calibrated sd and degrees of freedom; repeats without any noise count as none.
+
+        They only say that this machine is deterministic, not how far another one's rounding
+        moves the result.
+        """
+        found = self.baseline.calibration
+        return (found.sd, found.df) if found and found.sd > 0 else (0.0, 0)
+
     def count(self, kind: PairKind) -> int:
         return sum(pair.kind is kind for pair in self.pairs)
 
@@ -207,6 +217,8 @@ def _sample(trials: Sequence[Trial]) -> Sample:
         sd=np.array([x.std(ddof=1) if len(x) > 1 else 0.0 for x in ratios]),
         quantum=np.array([trial.quantum for trial in trials]),
         delta=np.array([trial.delta for trial in trials]),
+        noise_sd=np.array([trial.noise[0] for trial in trials]),
+        noise_df=np.array([trial.noise[1] for trial in trials], dtype=np.int64),
     )
 
 

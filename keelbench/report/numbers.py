@@ -57,8 +57,18 @@ def scientific(
 
 
 def decimal(value: float, low: float | None = None, high: float | None = None) -> Number:
-    """Write a positive value without exponent, digits by the same rule."""
-    return _written(value, low, high, 0.0, 0, most=3)
+    """Write a positive ratio without exponent, digits by the same rule.
+
+    An end of the interval that is not 1 is never rounded to 1: on which side of it the
+    interval lies is what a ratio is read for.
+    """
+    number = _written(value, low, high, 0.0, 0, most=3)
+    for places in range(1, MOST_DECIMALS + 1):
+        ends = [(number.low, low), (number.high, high)]
+        if not any(text is not None and float(text) == 1 != true for text, true in ends):
+            break
+        number = _written(value, low, high, 0.0, 0, least=places)
+    return number
 
 
 def estimate_number(row: Mapping[str, Any], name: str) -> Number | None:
@@ -117,6 +127,7 @@ def _written(
     high: float | None,
     quantum: float,
     exponent: int,
+    least: int = 0,
     most: int = MOST_DECIMALS,
 ) -> Number:
     scale = 10.0**exponent
@@ -126,7 +137,7 @@ def _written(
         return Number(f"{value:.{places}f}", exponent)
     low, high = low / scale, high / scale
     places = _places(high - low, 2) if high > low else _places(quantum, 1)
-    places = min(places, most)
+    places = max(least, min(places, most))
     while places < MOST_DECIMALS and float(f"{low:.{places}f}") == 0:
         places += 1
     return Number(f"{value:.{places}f}", exponent, f"{low:.{places}f}", f"{high:.{places}f}")

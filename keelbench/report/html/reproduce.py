@@ -60,9 +60,9 @@ def _command(cells: Sequence[Cell], overrides: Sequence[str], seeds: Sequence[in
         f"--{name} {shlex.quote(','.join(str(value) for value in _distinct(models, name)))}"
         for name in _AXES
     ]
-    words = [*options, f"--seeds {len(seeds)}", *map(shlex.quote, overrides)]
-    remark = "" if list(seeds) == list(range(len(seeds))) else f"  # seeds {_listed(seeds)}"
-    return f"keelbench compare {' '.join(words)}{remark}"
+    counted = list(seeds) == list(range(len(seeds)))
+    seed_option = f"--seeds {len(seeds) if counted else _listed(seeds)}"
+    return " ".join(["keelbench compare", *options, seed_option, *map(shlex.quote, overrides)])
 
 
 def _distinct(models: Sequence[ModelSpec], name: str) -> list[Any]:
@@ -70,7 +70,8 @@ def _distinct(models: Sequence[ModelSpec], name: str) -> list[Any]:
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
+    """A list that cannot be taken for a count: ``5,`` and not ``5``."""
+    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
 
 
 def _text(value: Any) -> str:

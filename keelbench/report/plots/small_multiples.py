@@ -76,11 +76,12 @@ class SmallMultiples:
         self.figure.supxlabel(label, fontsize=7.5)
         self.figure.supylabel(y_label, fontsize=7.5)
         longest = max(len(look.title) for look in self.looks.values())
-        fitting = int(self.figure.get_figwidth() / (0.5 + LETTER_INCHES * longest))
+        fitting = max(1, int(self.figure.get_figwidth() / (0.5 + LETTER_INCHES * longest)))
+        rows = math.ceil(len(self.looks) / fitting)
         self.figure.legend(
             handles=[handle(look) for look in self.looks.values()],
             loc="outside upper center",
-            ncols=max(1, min(len(self.looks), fitting)),
+            ncols=math.ceil(len(self.looks) / rows),
             frameon=False,
             handlelength=2.6,
             columnspacing=1.2,
