@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from importlib.metadata import entry_points
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def format_call(name: str, arguments: dict[str, Any]) -> str:
 def _spell(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return value if isinstance(value, str) and value.isidentifier() else repr(value)
+    is_word = isinstance(value, str) and value.isidentifier() and not iskeyword(value)
+    return value if is_word and value not in ("true", "false") else repr(value)
 
 
 def load_object(reference: str) -> Any:

@@ -17,8 +17,8 @@ from keelbench.records import Record
 from keelbench.report.html import render_comparison, render_html
 from keelbench.report.html.parts import documented_fields
 from keelbench.report.html.reproduce import commands
-from keelbench.report.html.svg import inline_svg
 from keelbench.report.plots import max_lr_figure
+from keelbench.report.plots.inline import inline_svg
 from keelbench.report.plots.looks import DARK
 
 VOID = {"meta", "link", "br"}

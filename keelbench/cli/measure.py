@@ -209,7 +209,9 @@ def _measure(
             sweep = _refined(sweep, records)
             records += _run(sweep, Store(folder), workers, is_quiet, is_fresh, options)
     chosen = reference or sweep.reference or "none"
-    publish(records, folder, reference=chosen, json=json, skin=output_format)
+    publish(
+        records, folder, reference=chosen, json=json, skin=output_format, command=_command()
+    )
     if any(record.verdict.kind == "failed" for record in records):
         raise typer.Exit(int(ExitCode.FAILED))
 
@@ -306,7 +308,7 @@ def _axes(archs: list[str] | None, depth: str | None, width: str | None) -> dict
 
 def parse_seed_option(text: str) -> Any:
     """``3`` for so many seeds, ``0,5,7`` for these."""
-    return [_whole(part) for part in text.split(",")] if "," in text else text
+    return [_whole(part) for part in text.split(",") if part] if "," in text else text
 
 
 def _whole(text: str) -> Any:

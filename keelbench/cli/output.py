@@ -82,6 +82,7 @@ def publish(
     reference: str,
     json: str | None,
     skin: str,
+    command: str | None = None,
 ) -> None:
     """Print the table (or the JSON) and write summary, table, figures and page."""
     chosen = None if reference == "none" else reference
@@ -89,11 +90,17 @@ def publish(
         write_json(records, json, chosen)
     if json != "-":
         print_tables(records, skin, chosen)
-    written = write_files(records, folder, chosen)
+    written = write_files(records, folder, chosen, command=command)
     note(f"wrote {', '.join(written)} to {folder}")
 
 
-def write_files(records: Sequence["Record"], folder: Path, reference: str | None) -> list[str]:
+def write_files(
+    records: Sequence["Record"],
+    folder: Path,
+    reference: str | None,
+    *,
+    command: str | None = None,
+) -> list[str]:
     """summary.csv, table.md, figures and report.html; returns their names."""
     from keelbench.report.html import render_html
     from keelbench.report.plots import figures, save
@@ -105,5 +112,6 @@ def write_files(records: Sequence["Record"], folder: Path, reference: str | None
     for name, figure in figures(records).items():
         save(figure, folder / name)
         names.append(f"{name}.png")
-    write_text(render_html(records, reference=reference), str(folder / "report.html"))
+    page = render_html(records, title=str(folder), command=command, reference=reference)
+    write_text(page, str(folder / "report.html"))
     return [*names, "report.html"]

@@ -1,5 +1,6 @@
 """``keelbench report``, ``show``, ``judge``: from what is stored or logged, without torch."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,18 +72,32 @@ def report(
         from keelbench.cli.output import write_text
         from keelbench.report.html import render_html
 
-        write_text(render_html(records, reference=chosen), str(html))
+        page = render_html(records, title=str(folders[0]), reference=chosen)
+        write_text(page, str(html))
         written.append(str(html))
     note(f"wrote {', '.join(written)} to {folders[0]}")
 
 
 def _compare(folders: list[Path], html: Path | None) -> None:
-    from keelbench.cli.output import write_text
+    from keelbench.cli.output import has_color, terminal_width, write_text
     from keelbench.report.html import render_comparison
+    from keelbench.report.tables import render_comparison as render_comparison_table
 
     if len(folders) != 2:
         raise KeelbenchError(f"--compare takes two results folders, got {len(folders)}")
     first, second = (load_records(folder) for folder in folders)
+    print(
+        render_comparison_table(
+            first,
+            second,
+            "terminal",
+            first_name=str(folders[0]),
+            second_name=str(folders[1]),
+            width=terminal_width(),
+            color=has_color(),
+            encoding=sys.stdout.encoding or "utf-8",
+        ).rstrip("\n")
+    )
     target = html or Path("comparison.html")
     page = render_comparison(first, second, str(folders[0]), str(folders[1]))
     write_text(page, str(target))
@@ -105,7 +120,7 @@ def show(
     elif Path(what).is_dir():
         print_tables(load_records(Path(what)), output_format, None)
     else:
-        _show_lane(what)
+        _show_lane(what, output_format)
 
 
 def _list_results() -> None:
@@ -123,9 +138,10 @@ def _list_results() -> None:
         print(f"{folder}  {len(records)} lanes  {names}{more}")
 
 
-def _show_lane(record_id: str) -> None:
+def _show_lane(record_id: str, output_format: str) -> None:
     from keelbench.cli.output import has_color, terminal_width
-    from keelbench.report.lane import render_lane
+    from keelbench.report.lane import lane_page_json, render_lane
+    from keelbench.report.results_json import to_text
     from keelbench.store import read_record
 
     found = sorted(Path("results").glob(f"*/records/{record_id}*.json"))
@@ -137,7 +153,12 @@ def _show_lane(record_id: str) -> None:
     if len(found) > 1:
         ids = ", ".join(path.stem for path in found[:6])
         raise KeelbenchError(f"'{record_id}' fits {len(found)} lanes: {ids}")
-    print(render_lane(read_record(found[0]), width=terminal_width(), color=has_color()))
+    record = read_record(found[0])
+    if output_format == "json":
+        print(to_text(lane_page_json(record)), end="")
+        return
+    encoding = sys.stdout.encoding or "utf-8"
+    print(render_lane(record, width=terminal_width(), color=has_color(), encoding=encoding))
 
 
 @app.command()

@@ -32,6 +32,11 @@ def judged(
         if ratio.low >= 1 - margin:
             return f"{change}: a drop beyond {limit} is excluded, a rise is not"
         return f"{change}: no evidence of a change, yet a drop of {limit} is not excluded"
+    if ratio.high < 1 - margin and not any(pair.kind is PairKind.LOST for pair in pairs):
+        return (
+            f"cannot decide with {seeds(ratio.n)}: {change}, beyond {limit}, "
+            f"but p = {p_value:.2g} over all cells could be chance"
+        )
     return _undecided(pairs, change, limit, ratio.n)
 
 

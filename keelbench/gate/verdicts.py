@@ -36,7 +36,8 @@ class CellVerdict(StrEnum):
     """The sweep has the cell, the baseline does not."""
     INCONCLUSIVE = "inconclusive"
     """A drop beyond the margin is neither shown nor excluded, and the seeds are used up: the
-    interval is at least as wide as the margin, or it excludes 0 and straddles -delta."""
+    interval is at least as wide as the margin, or it excludes 0 and straddles -delta, or it
+    lies beyond -delta but the test over all cells does not confirm it."""
     WITHIN_NOISE = "within noise"
     """Not shown equivalent, but nothing to fear: either low >= -delta (a drop beyond the
     margin is excluded, a rise is not), or the interval holds 0 and is narrower than the

@@ -49,21 +49,25 @@ def sparkcurve(
     first, last = float(x[0]), float(x[-1])
     dots = _dots(np.log(x), np.clip((high - loss) / (high - low), 0, 1), across, down)
     cells = _braille(dots) if fine else _stars(dots)
-    level = trace.unigram_entropy
-    row = None
-    if level is not None and low < level < high:
-        row = _position(level, high, low, height)
-    column = None
-    if onset_step and onset_step <= trace.steps:
-        at = float(onset_step if is_held(trace) else trace.lr[onset_step - 1])
-        column = _position(math.log(at), math.log(first), math.log(last), columns)
+    level = trace.unigram_entropy or 0.0
+    row = _position(level, high, low, height) if low < level < high else None
+    column = _onset_column(trace, onset_step, first, last, columns)
     _mark(cells, row, column, fine)
-    labels = {0: high, height - 1: low} | ({} if row is None else {row: level or 0.0})
+    labels = {0: high, height - 1: low} | ({} if row is None else {row: level})
     lines = _with_axis(cells, labels, fine)
     lines += _x_axis(columns, first, last, "step" if is_held(trace) else "LR", fine)
     if column is not None:
         lines.append(_onset_line(columns, column, onset_step or 0, trace, fine))
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _onset_column(
+    trace: Trace, step: int | None, first: float, last: float, columns: int
+) -> int | None:
+    if not step or step > trace.steps:
+        return None
+    at = float(step if is_held(trace) else trace.lr[step - 1])
+    return _position(math.log(at), math.log(first), math.log(last), columns)
 
 
 def is_held(trace: Trace) -> bool:

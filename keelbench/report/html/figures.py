@@ -2,12 +2,10 @@
 
 import html
 from collections.abc import Callable, Sequence
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from keelbench.records import Record
 from keelbench.report.cells import group
-from keelbench.report.html.svg import inline_svg
 from keelbench.report.plots import (
     comparison_figure,
     depth_figure,
@@ -17,53 +15,48 @@ from keelbench.report.plots import (
     loss_figure,
     max_lr_figure,
 )
+from keelbench.report.plots.inline import inline_svg
 from keelbench.report.plots.looks import COLUMN_INCHES, PAGE_INCHES
 
-Draw = Callable[[float], Figure]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw = Callable[[float], "Figure"]
 """Draws a figure of a given width in inches."""
+
+
+MAX_LR = (
+    "Max LR by architecture: every seed as a ring, the geometric mean and its interval below "
+    "it. An arrow marks a lower bound."
+)
+DEPTH = (
+    "Max LR against depth, with intervals. Markers are moved apart sideways where they would "
+    "hide each other; an arrow marks a lower bound."
+)
+LOSS = (
+    "Loss against learning rate, every seed. The marker is where Max LR is read; the line is "
+    "the loss of a model that has learned nothing from context. Losses far above the first "
+    "one are cut off."
+)
+GRAD_NORM = (
+    "Global gradient norm before clipping against learning rate: a line through the medians "
+    "of narrow bins for every seed, over the range within the bins."
+)
 
 
 def all_figures(records: Sequence[Record]) -> str:
     """Every figure that these records have something to say in."""
     panels = len({cell.setting for cell in group(records)})
-    figures = [
-        column_figure(
-            "max-lr",
-            max_lr_figure(records),
-            "Max LR by architecture: every seed as a ring, the geometric mean and its interval "
-            "below it. An arrow marks a lower bound.",
-        )
-    ]
+    found = [column_figure("max-lr", max_lr_figure(records), MAX_LR)]
     if has_depths(records):
-        figures.append(
-            column_figure(
-                "depth",
-                depth_figure(records),
-                "Max LR against depth, with intervals. Markers are moved apart sideways where "
-                "they would hide each other; an arrow marks a lower bound.",
-            )
-        )
-    figures.append(
-        _curves(
-            "loss",
-            lambda width: loss_figure(records, width=width),
-            panels,
-            "Loss against learning rate, every seed. The marker is where Max LR is read; the "
-            "line is the loss of a model that has learned nothing from context. Losses far "
-            "above the first one are cut off.",
-        )
-    )
+        found.append(column_figure("depth", depth_figure(records), DEPTH))
+    found.append(_curves("loss", lambda w: loss_figure(records, width=w), panels, LOSS))
     if has_grad_norms(records):
-        figures.append(
-            _curves(
-                "grad-norm",
-                lambda width: grad_norm_figure(records, width=width),
-                panels,
-                "Global gradient norm before clipping against learning rate: a line through "
-                "the medians of narrow bins for every seed, over the range within the bins.",
-            )
+        norms = _curves(
+            "grad-norm", lambda w: grad_norm_figure(records, width=w), panels, GRAD_NORM
         )
-    return '<div class="figures">\n' + "\n".join(figures) + "\n</div>"
+        found.append(norms)
+    return '<div class="figures">\n' + "\n".join(found) + "\n</div>"
 
 
 def comparison(
@@ -79,7 +72,7 @@ def comparison(
     return f'<div class="figures">\n{figure}\n</div>'
 
 
-def column_figure(name: str, figure: Figure, caption: str) -> str:
+def column_figure(name: str, figure: "Figure", caption: str) -> str:
     """A figure of one column of a paper."""
     return (
         f'<figure class="column">\n{inline_svg(figure, name, caption)}\n'

@@ -19,7 +19,7 @@ from keelbench.report.html.parts import (
     thresholds_table,
 )
 from keelbench.report.html.reproduce import commands
-from keelbench.report.html.svg import palette_css
+from keelbench.report.plots.inline import palette_css
 from keelbench.report.summary import DEFAULT_REFERENCE
 from keelbench.report.tables import cells_table, comparison_table, html_table, lanes_table
 
