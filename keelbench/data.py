@@ -276,5 +276,6 @@ for _name, _open in {
     "text": _text,
     "tokens": _tokens,
     "hf": _hf,
+    "task": "keelbench.tasks:open_task",
 }.items():
     SOURCES.register(_name, _open)

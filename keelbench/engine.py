@@ -79,11 +79,9 @@ class Engine:
             self._step(lrs)
 
     def _step(self, lrs: NDArray[np.float64]) -> None:
-        loss_S = self.model.losses(self._batch())
-        self.model.flat_SP.grad = None
-        loss_S.sum().backward()
+        loss_S = self.model.train_losses(self._batch())
         self.optimizer.set_lrs((lrs * self.cell.ramp.lr_multiplier).tolist())
-        self._log_2TS[0, self.steps] = loss_S.detach()
+        self._log_2TS[0, self.steps] = loss_S
         self._log_2TS[1, self.steps] = self.optimizer.step()
         self.steps += 1
 

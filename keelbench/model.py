@@ -7,112 +7,24 @@ heads, G KV heads, K head dimension, V vocabulary.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from keelbench import fused
 from keelbench.archs import ResidualRule, Site
 from keelbench.layout import TensorLayout, layout, parameter_count, qkv_norm_names, sites
-from keelbench.norms import NormFunction, SiteNorms, make_norm, rms_norm
+from keelbench.native.library import is_available
+from keelbench.native.program import Program
+from keelbench.native.program import losses as traced_losses
+from keelbench.native.trace import UntraceableError, trace
+from keelbench.norms import SiteNorms, make_norm, rms_norm
 from keelbench.specs import ModelSpec
-
-ROPE_THETA = 10_000.0
-"""Base of the rotary frequencies (arXiv 2601.19895, Table 8)."""
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Causal grouped-query attention with RoPE, (S, N, D) to (S, N, D)."""
-
-    qkv_SDE: Tensor
-    out_SED: Tensor
-    heads: int
-    kv_heads: int
-    seq: int
-    rope: "Rope"
-    qkv_gains: dict[str, Tensor]
-    inner_norm: NormFunction | None
-    is_fused: bool
-
-    def __call__(self, x_SND: Tensor) -> Tensor:
-        lanes, tokens, _ = x_SND.shape
-        # Each of q, k, v: (S x B, T, heads, K)
-        q, k, v = self._heads(x_SND).split((self.heads, self.kv_heads, self.kv_heads), dim=2)
-        if self.qkv_gains:
-            q, k, v = (self._normed(n, t, lanes) for n, t in (("q", q), ("k", k), ("v", v)))
-            q, k = self.rope(q), self.rope(k)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=True,
-        )
-        y_SNE = y.transpose(1, 2).reshape(lanes, tokens, -1)
-        if self.inner_norm is not None:
-            y_SNE = self.inner_norm(y_SNE)
-        return torch.bmm(y_SNE, self.out_SED)
-
-    def _heads(self, x_SND: Tensor) -> Tensor:
-        """All heads, (S x B, T, heads of q, k and v, K), turned unless norms come first."""
-        rotated = self.heads + self.kv_heads
-        if self.is_fused and not self.qkv_gains:
-            turn = self.rope.turn_1T1K
-            return fused.rotated_qkv(x_SND, self.qkv_SDE, turn, self.seq, rotated)
-        groups = self.heads + 2 * self.kv_heads
-        qkv = torch.bmm(x_SND, self.qkv_SDE)
-        qkv = qkv.view(x_SND.shape[0] * (x_SND.shape[1] // self.seq), self.seq, groups, -1)
-        if self.qkv_gains:
-            return qkv
-        return torch.cat((self.rope(qkv[:, :, :rotated]), qkv[:, :, rotated:]), dim=2)
-
-    def _normed(self, name: str, heads: Tensor, lanes: int) -> Tensor:
-        if name not in self.qkv_gains:
-            return heads
-        gain = self.qkv_gains[name]
-        norm = fused.rms_norm if self.is_fused else rms_norm
-        return norm(heads.reshape(lanes, -1, gain.shape[-1]), gain).view(heads.shape)
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """SwiGLU, (S, N, D) to (S, N, D)."""
-
-    gate_up_SDF: Tensor
-    down_SFD: Tensor
-    inner_norm: NormFunction | None
-    is_fused: bool
-
-    def __call__(self, x_SND: Tensor) -> Tensor:
-        if self.is_fused and self.inner_norm is None:
-            return fused.swiglu(x_SND, self.gate_up_SDF, self.down_SFD)
-        gate, up = torch.bmm(x_SND, self.gate_up_SDF).chunk(2, dim=-1)
-        h_SNF = F.silu(gate) * up
-        if self.inner_norm is not None:
-            h_SNF = self.inner_norm(h_SNF)
-        return torch.bmm(h_SNF, self.down_SFD)
-
-
-class Rope:
-    """Rotary position embedding of interleaved pairs (Su et al. 2021, arXiv 2104.09864)."""
-
-    def __init__(self, seq: int, head_dim: int, device: torch.device, dtype: torch.dtype):
-        frequency = ROPE_THETA ** (
-            -torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-        )
-        angle_TK = torch.outer(torch.arange(seq, dtype=torch.float64), frequency)
-        turn = torch.polar(torch.ones_like(angle_TK), angle_TK)[None, :, None, :]
-        complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
-        self.turn_1T1K = turn.to(device=device, dtype=complex_dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Rotate (batch, T, heads, K); products in float32 or wider."""
-        wide = x.float() if x.dtype == torch.bfloat16 else x
-        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * self.turn_1T1K).flatten(-2).to(x.dtype)
+from keelbench.sublayers import Attention, FeedForward, Rope
 
 
 class LaneModel:
@@ -126,8 +38,10 @@ class LaneModel:
         device: where the weights live.
         dtype: float32, or float64 for tests.
         compute_dtype: precision of matrix products (bfloat16 runs under autocast).
-        is_fused: use the hand-written backward passes of ``fused``; by default wherever
-            matrix products are not under autocast. False is the plain path, the oracle.
+        is_fused: compute in C (``native``); by default wherever that can be done, on a CPU
+            with a compiler and without autocast. False is the plain path, the oracle.
+        is_checkpointed: keep each block's input only and compute the block again in the
+            backward pass; on the plain path.
     """
 
     def __init__(
@@ -141,6 +55,7 @@ class LaneModel:
         dtype: torch.dtype = torch.float32,
         compute_dtype: torch.dtype | None = None,
         is_fused: bool | None = None,
+        is_checkpointed: bool = False,
     ) -> None:
         self.spec = spec.resolved()
         self.rule = rule
@@ -148,11 +63,15 @@ class LaneModel:
         self.device = torch.device(device)
         self.compute_dtype = compute_dtype or dtype
         self.tensors = layout(self.spec, rule, vocab)
-        is_autocast = self.compute_dtype == torch.bfloat16
-        self.is_fused = not is_autocast if is_fused is None else is_fused
+        self.is_checkpointed = is_checkpointed
+        if is_fused is None:
+            is_fused = not is_checkpointed and is_available(self.device, self.compute_dtype)
+        self.is_fused = is_fused
         self.norm = make_norm(self.spec.norm, fused.rms_norm if self.is_fused else rms_norm)
         self.sites = sites(self.spec.depth)
         self._ropes: dict[int, Rope] = {}
+        self._programs: dict[tuple[tuple[int, ...], bool], Program | None] = {}
+        self._programs_rule = rule
         rows = [initial_weights(self.tensors, seed) for seed in seeds]
         self.flat_SP = torch.stack(rows).to(device=self.device, dtype=dtype)
         self.flat_SP.requires_grad_()
@@ -164,6 +83,7 @@ class LaneModel:
     def keep(self, lanes: Sequence[int]) -> None:
         """Drop every lane but these; the others' weights and losses are not affected."""
         self.flat_SP = self.flat_SP.detach()[list(lanes)].clone().requires_grad_()
+        self._programs.clear()
 
     def weights(self) -> dict[str, Tensor]:
         """Each tensor as a view (S, rows, columns) into the flat storage."""
@@ -175,12 +95,52 @@ class LaneModel:
 
     def losses(self, windows_SBT: Tensor) -> Tensor:
         """Mean cross-entropy per lane, (S,), in nats, of windows (S, B, T + 1)."""
+        program = self._program(windows_SBT.shape, torch.is_grad_enabled())
+        if program is not None:
+            return traced_losses(program, self.flat_SP, windows_SBT)
         logits_SNV = self.logits(windows_SBT[:, :, :-1])
         targets = windows_SBT[:, :, 1:].reshape(-1)
         flat = logits_SNV.flatten(0, 1)
         flat = flat.float() if flat.dtype == torch.bfloat16 else flat
         losses = F.cross_entropy(flat, targets, reduction="none")
         return losses.view(self.lanes, -1).mean(dim=1)
+
+    def train_losses(self, windows_SBT: Tensor) -> Tensor:
+        """Losses (S,); leaves the gradient of their sum in ``flat_SP.grad``."""
+        program = self._program(windows_SBT.shape, True)
+        if program is None:
+            losses_S = self.losses(windows_SBT)
+            self.flat_SP.grad = None
+            losses_S.sum().backward()
+            return losses_S.detach()
+        if self.flat_SP.grad is None:
+            self.flat_SP.grad = torch.zeros_like(self.flat_SP)
+        return program.train(self.flat_SP.detach(), windows_SBT, self.flat_SP.grad)
+
+    def _program(self, shape: Sequence[int], is_training: bool) -> Program | None:
+        """The model in C for windows of this shape; None on the plain path.
+
+        Traced anew when the rule has been exchanged, as observers of a model do.
+        """
+        if not self.is_fused:
+            return None
+        if self._programs_rule is not self.rule:
+            self._programs.clear()
+            self._programs_rule = self.rule
+        key = (tuple(shape), is_training)
+        if key not in self._programs:
+            self._programs[key] = self._make_program(shape, is_training)
+        return self._programs[key]
+
+    def _make_program(self, shape: Sequence[int], is_training: bool) -> Program | None:
+        try:
+            operations = trace(self.spec, self.rule, is_training=is_training)
+        except UntraceableError:
+            return None
+        turn = self._rope(shape[2] - 1).turn_1T1K
+        return Program(
+            operations, self.spec, self.tensors, shape, turn, is_training=is_training
+        )
 
     def logits(self, tokens_SBT: Tensor) -> Tensor:
         """Next-token logits, (S, B x T, V)."""
@@ -200,12 +160,23 @@ class LaneModel:
         lane_S1 = torch.arange(lanes, device=self.device)[:, None]
         x_SND = weights["embedding"][lane_S1, tokens_SN]
         state = self.rule.start(x_SND)
-        for site in self.sites:
+        for attention, ffn in zip(self.sites[::2], self.sites[1::2], strict=True):
+            block = partial(self._block, (attention, ffn), weights, seq)
+            if self.is_checkpointed and torch.is_grad_enabled():
+                state = checkpoint(block, state, use_reentrant=False)
+            else:
+                state = block(state)
+        x_SND = self.rule.finish(state, SiteNorms(weights, None, self.rule, self.norm))
+        return torch.bmm(x_SND, weights["head"])
+
+    def _block(
+        self, sites: Sequence[Site], weights: dict[str, Tensor], seq: int, state: Any
+    ) -> Any:
+        for site in sites:
             branch = self.branch(site, weights, seq)
             norms = SiteNorms(weights, site, self.rule, self.norm)
             state = self.rule.step(state, branch, norms, site)
-        x_SND = self.rule.finish(state, SiteNorms(weights, None, self.rule, self.norm))
-        return torch.bmm(x_SND, weights["head"])
+        return state
 
     def branch(
         self, site: Site, weights: dict[str, Tensor], seq: int

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import keelbench
 from keelbench.divergence import DETECTOR_VERSION, judge
 from keelbench.engine import Engine
+from keelbench.native.library import describe as describe_kernels
 from keelbench.records import Environment, Record, Trace, Verdict, max_lr_of
 from keelbench.specs import CellSpec
 
@@ -130,7 +131,10 @@ def describe_environment(cell: CellSpec) -> Environment:
         threads=torch.get_num_threads(),
         detector=DETECTOR_VERSION,
         deterministic=not is_cuda,
-        extra={"cpu_capability": torch.backends.cpu.get_cpu_capability()},
+        extra={
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "kernels": describe_kernels(cell.device, cell.dtype),
+        },
     )
 
 

@@ -22,9 +22,8 @@ EXACT = 1e-12
 SINGLE = 2e-6
 """Relative to the largest value: some ten float32 rounding errors."""
 
-S, B, T, D, F, HEADS, K = 2, 3, 5, 8, 6, 4, 4
-"""Lanes, batch, time, width, hidden, heads (of q, k and v), head dimension."""
-ROTATED = 3
+S, B, T, D, F, HEADS, KV_HEADS, K = 2, 3, 5, 8, 6, 4, 2, 6
+"""Lanes, batch, time, width, hidden, query heads, KV heads, head dimension."""
 
 Op = Callable[..., Tensor]
 
@@ -33,8 +32,8 @@ def turn(dtype: torch.dtype) -> Tensor:
     return Rope(T, K, torch.device("cpu"), dtype).turn_1T1K
 
 
-def fused_qkv(x: Tensor, qkv: Tensor) -> Tensor:
-    return fused.rotated_qkv(x, qkv, turn(x.dtype), T, ROTATED)
+def fused_attend(qkv: Tensor) -> Tensor:
+    return fused.attend(qkv, turn(qkv.dtype), HEADS, KV_HEADS)
 
 
 def plain_rms_norm(x: Tensor, gain: Tensor) -> Tensor:
@@ -46,19 +45,24 @@ def plain_swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return (gate * torch.sigmoid(gate) * up) @ down
 
 
-def plain_qkv(x: Tensor, qkv: Tensor) -> Tensor:
-    heads = (x @ qkv).view(S * B, T, HEADS, K)
-    angle = torch.angle(turn(x.dtype))
+def plain_attend(qkv: Tensor) -> Tensor:
+    angle = torch.angle(turn(qkv.dtype))
     cosine, sine = angle.cos(), angle.sin()
-    even, odd = heads[:, :, :ROTATED, 0::2], heads[:, :, :ROTATED, 1::2]
+    rotated = HEADS + KV_HEADS
+    even, odd = qkv[:, :, :rotated, 0::2], qkv[:, :, :rotated, 1::2]
     turned = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1)
-    return torch.cat((turned.flatten(-2), heads[:, :, ROTATED:]), dim=2)
+    q, k = turned.flatten(-2).transpose(1, 2).split((HEADS, KV_HEADS), dim=1)
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, qkv[:, :, rotated:].transpose(1, 2)))
+    scores = (q @ k.transpose(-1, -2) / K**0.5).masked_fill(
+        torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf")
+    )
+    return (scores.softmax(dim=-1) @ v).transpose(1, 2)
 
 
 CASES: dict[str, tuple[Op, Op, list[tuple[int, ...]]]] = {
     "rms_norm": (fused.rms_norm, plain_rms_norm, [(S, B * T, D), (S, 1, D)]),
     "swiglu": (fused.swiglu, plain_swiglu, [(S, B * T, D), (S, D, 2 * F), (S, F, D)]),
-    "rotated_qkv": (fused_qkv, plain_qkv, [(S, B * T, D), (S, D, HEADS * K)]),
+    "attend": (fused_attend, plain_attend, [(S * B, T, HEADS + 2 * KV_HEADS, K)]),
 }
 
 

@@ -147,7 +147,8 @@ def test_watching_changes_nothing_and_works_for_every_rule(arch: str) -> None:
     (plain,) = torch.autograd.grad(model.losses(tokens).sum(), model.flat_SP)
     model.rule = Observed(make_rule(arch))
     (watched,) = torch.autograd.grad(model.losses(tokens).sum(), model.flat_SP)
-    assert torch.equal(plain, watched)
+    # An unwatched model may run in C, a watched one never does: equal up to rounding.
+    torch.testing.assert_close(plain, watched, rtol=1e-10, atol=1e-12)
     assert [passage.site.index for passage in model.rule.passages] == [0, 1, 2, 3]
 
 

@@ -27,15 +27,15 @@ ROWS = (
     ("archs", "layout", "memory", "shortcut", "data"),
     ("changepoint", "divergence", "stats", "log_table", "logs"),
     ("norms", "fused", "model", "optim", "engine", "observe", "contract"),
-    ("ramp", "hold", "refine", "search", "store", "launch", "sweep_spec"),
-    ("sweep", "parallel", "gradients", "diagnose", "report", "gate"),
+    ("ramp", "hold", "refine", "search", "store", "launch", "sweep_spec", "training"),
+    ("sweep", "parallel", "gradients", "diagnose", "lrsweep", "report", "gate"),
     ("api", "cli", "pytest_plugin", "__main__"),
 )
 """Modules and packages from the bottom up; the package itself only names the public API."""
 
 TORCH_AT_IMPORT = (
     *("norms", "fused", "model", "optim", "engine", "observe", "contract"),
-    *("ramp", "search", "gradients", "diagnose"),
+    *("ramp", "search", "training", "gradients", "diagnose"),
 )
 """Everything else may use torch inside functions at most, or for annotations."""
 
