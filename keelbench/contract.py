@@ -5,7 +5,7 @@ see the future, let lanes or sequences leak into each other, or leave norms unus
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,16 +18,14 @@ from keelbench.errors import KeelbenchError
 from keelbench.layout import layout
 from keelbench.model import LaneModel
 from keelbench.observe import tensors_of
+from keelbench.parsing import raise_problems
 from keelbench.specs import ModelSpec
 
 VOCAB = 31
 SEQ = 8
 BATCH = 2
-TRIED_DEPTH = 6
-"""Enough for a first, a middle and a last block."""
-
-DEPTHS = (2, TRIED_DEPTH, 64)
-"""From the smallest to one at which growth from site to site shows."""
+EDGE_DEPTHS = (2, 64)
+"""The smallest depth, and one at which growth from site to site shows."""
 
 TOLERANCE = 1e-9
 """Relative difference in float64 that counts as none."""
@@ -45,7 +43,7 @@ class Finding:
     """One clause of the contract."""
 
     clause: str
-    has_passed: bool
+    passed: bool
     reason: str = ""
     """Why it failed, in a sentence; empty if it passed."""
 
@@ -54,32 +52,51 @@ class _BrokenError(Exception):
     """A clause that does not hold; its text is the reason."""
 
 
-def check_rule(arch: str, **model: Any) -> list[Finding]:
+def check_rule(arch: str, *, depth: int = 6, width: int = 16, **model: Any) -> list[Finding]:
     """Try a rule against every clause of the contract.
 
     Args:
         arch: a name, ``path/to/file.py:MyRule`` or ``pkg.module:MyRule``.
+        depth: sub-layers of the model that it is tried in; whatever depends on depth is
+            also tried at the smallest and at a large one.
+        width: of that model.
         model: further fields of the model, such as ``qk_norm=True`` or ``norm="dyt"``.
 
     Returns:
         A finding per clause. If the rule does not run at all, later clauses are not tried.
 
     Raises:
-        KeelbenchError: if there is no such rule.
+        KeelbenchError: if there is no such rule, or no such model.
     """
     rule = make_rule(arch)
-    spec = ModelSpec(arch=arch, width=16, heads=2, **model)
+    spec = ModelSpec(arch=arch, depth=depth, width=width, **model)
+    raise_problems(spec.problems())
     findings = []
     for clause, check in _CLAUSES.items():
         finding = _try(clause, check, rule, spec)
         findings.append(finding)
-        if not finding.has_passed and clause in _NEEDED:
+        if not finding.passed and clause in _NEEDED:
             break
     return findings
 
 
-def has_passed(findings: list[Finding]) -> bool:
-    return all(finding.has_passed for finding in findings)
+def render_findings(arch: str, findings: Sequence[Finding]) -> str:
+    """The verdict and a line per clause, for people."""
+    held = sum(finding.passed for finding in findings)
+    verdict = "accepted" if held == len(_CLAUSES) else "refused"
+    lines = [f"{arch}: {verdict}, {held} of {len(_CLAUSES)} clauses hold"]
+    found = {finding.clause: finding for finding in findings}
+    width = max(map(len, _CLAUSES))
+    for clause, meaning in _MEANINGS.items():
+        finding = found.get(clause)
+        mark = "-" if finding is None else "ok" if finding.passed else "FAILED"
+        text = meaning if finding is None or finding.passed else finding.reason
+        lines.append(f"  {mark:<6}  {clause:<{width}}  {text}")
+    return "\n".join(lines)
+
+
+def all_passed(findings: Sequence[Finding]) -> bool:
+    return all(finding.passed for finding in findings)
 
 
 def _try(
@@ -166,13 +183,17 @@ def _model(
     return model
 
 
+def _depths(spec: ModelSpec) -> list[int]:
+    return sorted({*EDGE_DEPTHS, spec.depth})
+
+
 def _tokens(lanes: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     return torch.randint(VOCAB, (lanes, BATCH, SEQ + 1), generator=generator)
 
 
 def _runs(rule: ResidualRule, spec: ModelSpec) -> None:
-    for depth in DEPTHS:
+    for depth in _depths(spec):
         model = _model(rule, spec, depth)
         logits = model.logits(_tokens()[:, :, :-1])
         expected = (1, BATCH * SEQ, VOCAB)
@@ -181,7 +202,7 @@ def _runs(rule: ResidualRule, spec: ModelSpec) -> None:
 
 
 def _finite(rule: ResidualRule, spec: ModelSpec) -> None:
-    for depth, is_stirred in [(TRIED_DEPTH, True), *((depth, False) for depth in DEPTHS)]:
+    for depth, is_stirred in [(spec.depth, True), *((d, False) for d in _depths(spec))]:
         model = _model(rule, spec, depth, stirred=is_stirred)
         loss = model.losses(_tokens()).sum()
         if not torch.isfinite(loss):
@@ -193,7 +214,7 @@ def _finite(rule: ResidualRule, spec: ModelSpec) -> None:
 
 
 def _causal(rule: ResidualRule, spec: ModelSpec) -> None:
-    model, tokens = _model(rule, spec, TRIED_DEPTH), _tokens()[:, :, :-1]
+    model, tokens = _model(rule, spec, spec.depth), _tokens()[:, :, :-1]
     changed = tokens.clone()
     changed[:, 0, SEQ // 2] = (changed[:, 0, SEQ // 2] + 1) % VOCAB
     with torch.no_grad():
@@ -209,11 +230,11 @@ def _causal(rule: ResidualRule, spec: ModelSpec) -> None:
 
 
 def _lanes(rule: ResidualRule, spec: ModelSpec) -> None:
-    both, tokens = _model(rule, spec, TRIED_DEPTH, lanes=2), _tokens(2)[:, :, :-1]
+    both, tokens = _model(rule, spec, spec.depth, lanes=2), _tokens(2)[:, :, :-1]
     with torch.no_grad():
         together = both.logits(tokens)
         for lane in (0, 1):
-            alone = _model(rule, spec, TRIED_DEPTH, lanes=2)
+            alone = _model(rule, spec, spec.depth, lanes=2)
             alone.keep([lane])
             if _differs(together[lane], alone.logits(tokens[lane : lane + 1])[0]):
                 raise _BrokenError(
@@ -222,14 +243,14 @@ def _lanes(rule: ResidualRule, spec: ModelSpec) -> None:
 
 
 def _repeats(rule: ResidualRule, spec: ModelSpec) -> None:
-    model, tokens = _model(rule, spec, TRIED_DEPTH), _tokens()[:, :, :-1]
+    model, tokens = _model(rule, spec, spec.depth), _tokens()[:, :, :-1]
     with torch.no_grad():
         if not torch.equal(model.logits(tokens), model.logits(tokens)):
             raise _BrokenError("two calls with the same weights and tokens differ")
 
 
 def _uses_everything(rule: ResidualRule, spec: ModelSpec) -> None:
-    model = _model(rule, spec, TRIED_DEPTH)
+    model = _model(rule, spec, spec.depth)
     model.losses(_tokens()).sum().backward()
     assert model.flat_SP.grad is not None
     parts = model.flat_SP.grad.split([tensor.size for tensor in model.tensors], dim=1)
@@ -245,7 +266,7 @@ def _uses_everything(rule: ResidualRule, spec: ModelSpec) -> None:
 
 
 def _starts_near_chance(rule: ResidualRule, spec: ModelSpec) -> None:
-    for depth in DEPTHS:
+    for depth in _depths(spec):
         model = _model(rule, spec, depth, LOSS_LANES, stirred=False)
         with torch.no_grad():
             loss = model.losses(_tokens(LOSS_LANES)).mean().item()
@@ -257,7 +278,7 @@ def _starts_near_chance(rule: ResidualRule, spec: ModelSpec) -> None:
 
 
 def _declares(rule: ResidualRule, spec: ModelSpec) -> None:
-    for depth in DEPTHS:
+    for depth in _depths(spec):
         names = [tensor.name for tensor in layout(replace(spec, depth=depth), rule, VOCAB)]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -277,6 +298,17 @@ _CLAUSES: dict[str, Callable[[ResidualRule, ModelSpec], None]] = {
     "deterministic": _repeats,
     "gains used": _uses_everything,
     "initial loss": _starts_near_chance,
+}
+
+_MEANINGS = {
+    "declared": "every slot once, and an equation in a line of text",
+    "shape": "runs at every depth, and keeps (lanes, tokens, width)",
+    "finite": "losses and gradients are finite at every depth",
+    "causal": "no position changes with a later token or another sequence",
+    "lane-independent": "no lane changes with its neighbours",
+    "deterministic": "the same weights and tokens give the same logits",
+    "gains used": "a gradient reaches every weight, norm and parameter",
+    "initial loss": "starts near ln V",
 }
 
 _NEEDED = ("declared", "shape")

@@ -59,13 +59,13 @@ class Move:
 def diagnosed(record: Record) -> Record:
     """The record with the sites that moved first under ``diagnosis["first_to_move"]``.
 
-    A record of another protocol than the ramp, or one that did not diverge, has no onset
-    and comes back as it is.
+    A record of another protocol than the ramp, one that did not diverge, and one of a user's
+    own module, whose sites are unknown, come back as they are.
     """
     onset = record.verdict.onset_step
     if record.verdict.kind is not VerdictKind.DIVERGED or onset is None:
         return record
-    if record.cell.ramp.protocol != "ramp":
+    if record.cell.ramp.protocol != "ramp" or record.cell.model.module is not None:
         return record
     steps, ratios = watch(record, onset)
     moves = first_moves(steps, ratios, onset)

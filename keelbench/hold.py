@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from keelbench.divergence import judge
 from keelbench.engine import Engine
+from keelbench.foreign import open_engine
 from keelbench.ramp import CHUNK, Progress, describe_environment, make_record, run_ramp
 from keelbench.records import Record, Rule, Trace, Verdict, VerdictKind
 from keelbench.specs import CellSpec
@@ -133,7 +134,7 @@ def _hold_all(
 ) -> dict[float, tuple[Trial, Trace, Verdict]]:
     """Hold every LR as a lane of one batch; a lane ends when its outcome is certain."""
     started = time.perf_counter()
-    engine = Engine(cell, [seed] * len(lrs), max(hold_steps(cell, lr)[1] for lr in lrs))
+    engine = open_engine(cell, [seed] * len(lrs), max(hold_steps(cell, lr)[1] for lr in lrs))
     running, outcomes = list(lrs), {}
     while running:
         stop = min(engine.steps + CHUNK, min(hold_steps(cell, lr)[1] for lr in running))

@@ -16,12 +16,19 @@ import numpy as np
 from keelbench.engine import Engine
 from keelbench.launch import Event, Task
 from keelbench.parallel import run_tasks
+from keelbench.parsing import content_hash
 from keelbench.ramp import Progress
 from keelbench.records import Record
 from keelbench.search import threads
-from keelbench.specs import PAPER_WIDTH, CellSpec, content_hash
-from keelbench.stats import CONFIDENCE, MIN_VALUES, Estimate, estimate, estimate_records
-from keelbench.stats import half_width
+from keelbench.specs import PAPER_WIDTH, CellSpec, RampSpec
+from keelbench.stats import (
+    CONFIDENCE,
+    MIN_VALUES,
+    Estimate,
+    estimate,
+    estimate_records,
+    half_width,
+)
 from keelbench.sweep import MAX_LANES
 from keelbench.training import Schedule, held_out_losses, lane_groups, lr_grid, train
 
@@ -89,10 +96,10 @@ class LrSweep:
 
     @property
     def best_lr(self) -> Estimate:
-        """The LR with the lowest loss, per seed; known to one step of the grid."""
+        """The LR with the lowest loss, per seed; known to half a step of the grid each way."""
         best = [min(runs, key=lambda run: run.capped).lr for runs in self.by_seed().values()]
-        ratio = (self.lrs[-1] / self.lrs[0]) ** (1 / max(1, len(self.lrs) - 1))
-        return estimate(best, quantum=(ratio - 1) / 2)
+        step = (self.lrs[-1] / self.lrs[0]) ** (1 / max(1, len(self.lrs) - 1))
+        return estimate(best, quantum=math.sqrt(step) - 1)
 
     @property
     def best_loss(self) -> Mean:
@@ -148,16 +155,18 @@ def lr_sweeps(
     """Train every cell at every LR with every seed.
 
     Args:
-        cells: what varies other than LR and seed.
+        cells: what varies other than LR and seed; cells that differ in nothing but
+            ``ramp.peak`` are one sweep over those peaks.
         seeds: each sees the same data at every LR.
-        lrs: peak LRs; by default ``default_lrs`` of each cell's width.
+        lrs: peak LRs; by default those of the cells or, where each has one peak only,
+            ``default_lrs`` of its width.
         schedule: steps, warm-up and floor.
     """
     schedule = (schedule or Schedule()).validated()
-    cells = [cell.validated() for cell in cells]
+    grids = lr_grids([cell.validated() for cell in cells], lrs)
     tasks, homes = [], []
-    for position, cell in enumerate(cells):
-        lanes = [(seed, lr) for seed in seeds for lr in _grid(cell, lrs)]
+    for position, (cell, grid) in enumerate(grids):
+        lanes = [(seed, lr) for seed in seeds for lr in grid]
         for group in lane_groups(len(lanes), MAX_LANES[cell.device]):
             tasks.append(_task(cell, [lanes[lane] for lane in group], schedule))
             homes += [position] * len(group)
@@ -166,15 +175,26 @@ def lr_sweeps(
         LrSweep(
             cell=cell,
             schedule=schedule,
-            lrs=tuple(_grid(cell, lrs)),
+            lrs=tuple(grid),
             runs=tuple(run for home, run in zip(homes, runs, strict=True) if home == position),
         )
-        for position, cell in enumerate(cells)
+        for position, (cell, grid) in enumerate(grids)
     ]
 
 
-def _grid(cell: CellSpec, lrs: Sequence[float] | None) -> list[float]:
-    return sorted(lrs) if lrs else default_lrs(cell.model.width)
+def lr_grids(
+    cells: Sequence[CellSpec], lrs: Sequence[float] | None = None
+) -> list[tuple[CellSpec, list[float]]]:
+    """Each different cell, its ramp aside, with the LRs to train it at."""
+    peaks: dict[CellSpec, list[float]] = {}
+    for cell in cells:
+        peak = cell.resolved().ramp.peak
+        assert peak is not None
+        peaks.setdefault(dataclasses.replace(cell, ramp=RampSpec()).resolved(), []).append(peak)
+    return [
+        (cell, sorted(lrs or found if lrs or len(found) > 1 else default_lrs(cell.model.width)))
+        for cell, found in peaks.items()
+    ]
 
 
 def _task(cell: CellSpec, lanes: Sequence[tuple[int, float]], schedule: Schedule) -> Task:
@@ -280,9 +300,7 @@ def _mean_curve(runs: Sequence[LrRun]) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in stacked.mean(axis=0).tolist()]
 
 
-def relation_rows(
-    sweeps: Sequence[LrSweep], records: Sequence[Record]
-) -> list[dict[str, Any]]:
+def relation_rows(sweeps: Sequence[LrSweep], records: Sequence[Record]) -> list[dict[str, Any]]:
     """Max LR beside best LR: one row for each cell that has both.
 
     A record belongs to a sweep if model, data and optimizer are the same.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import keelbench
 from keelbench.divergence import DETECTOR_VERSION, judge
 from keelbench.engine import Engine
+from keelbench.foreign import open_engine
 from keelbench.native.library import describe as describe_kernels
 from keelbench.records import Environment, Record, Trace, Verdict, max_lr_of
 from keelbench.specs import CellSpec
@@ -55,7 +56,7 @@ def run_ramp(
     """
     started = time.perf_counter()
     steps = cell.ramp.steps
-    engine = Engine(cell, seeds, steps)
+    engine = open_engine(cell, seeds, steps)
     environment = describe_environment(cell)
     while engine.lanes:
         lrs = ramp_lrs(cell, engine.steps, min(engine.steps + CHUNK, steps))

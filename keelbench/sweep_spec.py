@@ -160,6 +160,8 @@ def make_cell(settings: dict[str, Any]) -> CellSpec:
         KeelbenchError: with every problem of the cell.
     """
     cell = CellSpec().replaced(settings)
+    if cell.model.module is not None:
+        return cell.replaced({"model.arch": cell.model.module}).validated()
     try:
         arch = canonical_name(cell.model.arch)
     except KeelbenchError as error:

@@ -29,7 +29,7 @@ from keelbench.training import EVAL_BATCH, Schedule, lane_groups, train
 
 FloatArray = NDArray[np.float64]
 
-NORMALIZED_LRS = (3e-4, 1e-3, 3e-3)
+NORMALIZED_LRS = (2e-4, 6e-4, 2e-3)
 """Peak LRs x width / 1024 that each lane may choose from."""
 
 SEQUENCES = 128
@@ -212,13 +212,17 @@ def summary_rows(scores: Sequence[TaskScore]) -> list[dict[str, Any]]:
             "chance": found.chance,
         }
         for name in ("loss", "answer_loss", "accuracy"):
-            value = found.mean(name) if found.lanes else Mean(mean=None, low=None, high=None, n=0)
+            value = (
+                found.mean(name) if found.lanes else Mean(mean=None, low=None, high=None, n=0)
+            )
             row |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
         rows.append(row)
     return rows
 
 
-def disagreements(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def disagreements(
+    rows: Sequence[dict[str, Any]],
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Pairs of rows of one task where the first has the lower loss and the lower accuracy.
 
     Only pairs whose intervals (of 3 and more seeds) are apart in both, so that chance alone

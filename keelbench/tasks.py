@@ -43,7 +43,9 @@ class AnswerTask(ABC):
         """Number of tokens that can be an answer: guessing is right 1 / choices of the time."""
 
     @abstractmethod
-    def sequence(self, generator: np.random.Generator, length: int) -> tuple[IntArray, BoolArray]:
+    def sequence(
+        self, generator: np.random.Generator, length: int
+    ) -> tuple[IntArray, BoolArray]:
         """Tokens (length,), and which of them are answers."""
 
 
@@ -67,7 +69,9 @@ class Induction(AnswerTask):
     def choices(self) -> int:
         return self.symbols
 
-    def sequence(self, generator: np.random.Generator, length: int) -> tuple[IntArray, BoolArray]:
+    def sequence(
+        self, generator: np.random.Generator, length: int
+    ) -> tuple[IntArray, BoolArray]:
         longest = min(self.symbols, length // 2)
         period = int(generator.integers(max(2, longest // 2), longest + 1))
         block = generator.permutation(self.symbols)[:period]
@@ -97,7 +101,9 @@ class Hops(AnswerTask):
     def choices(self) -> int:
         return self.symbols
 
-    def sequence(self, generator: np.random.Generator, length: int) -> tuple[IntArray, BoolArray]:
+    def sequence(
+        self, generator: np.random.Generator, length: int
+    ) -> tuple[IntArray, BoolArray]:
         step = generator.permutation(self.symbols)
         given = generator.permutation(self.symbols)
         target = np.arange(self.symbols)
@@ -133,7 +139,9 @@ class Arithmetic(AnswerTask):
     def choices(self) -> int:
         return self.modulus
 
-    def sequence(self, generator: np.random.Generator, length: int) -> tuple[IntArray, BoolArray]:
+    def sequence(
+        self, generator: np.random.Generator, length: int
+    ) -> tuple[IntArray, BoolArray]:
         size = 2 * self.terms + 1
         chains = -(-length // size)
         digits = generator.integers(self.modulus, size=(chains, self.terms))
@@ -173,7 +181,9 @@ class Brackets(AnswerTask):
     def choices(self) -> int:
         return self.kinds
 
-    def sequence(self, generator: np.random.Generator, length: int) -> tuple[IntArray, BoolArray]:
+    def sequence(
+        self, generator: np.random.Generator, length: int
+    ) -> tuple[IntArray, BoolArray]:
         tokens: list[int] = []
         answers: list[int] = []
         open_kinds: list[int] = []
@@ -256,8 +266,8 @@ def open_task(argument: str, spec: DataSpec) -> TaskSource:
         raise KeelbenchError(
             f"data.vocab is {spec.vocab}: {argument} has {task.vocab} different tokens"
         )
-    sample, known = examples(task, np.random.default_rng(0), SAMPLE_ROWS, spec.seq + 1)
-    if not known[:, 1:].any():
+    sample, is_answer = examples(task, np.random.default_rng(0), SAMPLE_ROWS, spec.seq + 1)
+    if not is_answer[:, 1:].any():
         raise KeelbenchError(
             f"{argument} has no answer within {spec.seq} tokens", "give longer sequences (seq)"
         )

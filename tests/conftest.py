@@ -1,6 +1,7 @@
 """Fixtures that every test may use. Importing this costs nothing: torch is left out."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +27,8 @@ def unprivileged() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_folder(tmp_path: Path) -> Path:
-    """A folder that an unprivileged user can enter and write to."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o777)
-    return tmp_path
+def open_folder() -> Iterator[Path]:
+    """A folder that an unprivileged user can enter and write to (pytest's own are closed)."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o777)
+        yield Path(name)

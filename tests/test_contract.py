@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import refusal
 
-from keelbench.contract import check_rule, has_passed
+from keelbench.contract import all_passed, check_rule, render_findings
 
 HEAD = """
 from dataclasses import dataclass
@@ -182,7 +182,7 @@ def rule_file(folder: Path, body: str) -> str:
 
 def test_a_right_rule_passes_every_clause(tmp_path: Path) -> None:
     findings = check_rule(rule_file(tmp_path, RIGHT))
-    assert has_passed(findings)
+    assert all_passed(findings)
     assert [finding.clause for finding in findings] == [
         "declared",
         "shape",
@@ -199,14 +199,14 @@ def test_a_right_rule_passes_every_clause(tmp_path: Path) -> None:
 def test_a_rule_with_a_mistake_is_refused_with_the_reason(tmp_path: Path, mistake: str) -> None:
     body, clause, reason = WRONG[mistake]
     findings = check_rule(rule_file(tmp_path, body))
-    failed = {finding.clause: finding.reason for finding in findings if not finding.has_passed}
+    failed = {finding.clause: finding.reason for finding in findings if not finding.passed}
     assert clause in failed, findings
     assert reason in failed[clause]
 
 
 def test_an_error_in_a_step_names_the_site(tmp_path: Path) -> None:
     body = RIGHT.replace("return", "x = x if site.index < 3 else x.nothing\n        return")
-    (finding,) = [f for f in check_rule(rule_file(tmp_path, body)) if not f.has_passed]
+    (finding,) = [f for f in check_rule(rule_file(tmp_path, body)) if not f.passed]
     assert finding.clause == "shape"
     assert "step raises AttributeError at site 3 (ffn) of 6" in finding.reason
 
@@ -214,9 +214,32 @@ def test_an_error_in_a_step_names_the_site(tmp_path: Path) -> None:
 def test_a_rule_without_an_equation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rules.py"
     path.write_text(HEAD.replace('equation = "x <- N(x + F(x))"', "pass") + RIGHT)
-    failed = [f for f in check_rule(f"{path}:Mine") if not f.has_passed]
+    failed = [f for f in check_rule(f"{path}:Mine") if not f.passed]
     assert [f.clause for f in failed] == ["declared"]
 
 
 def test_what_is_no_rule_is_an_error(tmp_path: Path) -> None:
     assert "no such file" in refusal(lambda: check_rule(f"{tmp_path}/none.py:Mine"))
+
+
+def test_the_verdict_is_told_with_a_line_per_clause(tmp_path: Path) -> None:
+    name = rule_file(tmp_path, RIGHT)
+    lines = render_findings("mine", check_rule(name)).splitlines()
+    assert lines[0] == "mine: accepted, 8 of 8 clauses hold"
+    assert all(line.split()[0] == "ok" for line in lines[1:]) and len(lines) == 9
+
+
+def test_a_refusal_tells_the_reason_and_what_was_not_tried(tmp_path: Path) -> None:
+    name = rule_file(tmp_path, WRONG["shape"][0])
+    lines = render_findings("mine", check_rule(name)).splitlines()
+    assert lines[0] == "mine: refused, 1 of 8 clauses hold"
+    assert lines[2].startswith("  FAILED  shape") and "step returns (1, 16)" in lines[2]
+    assert lines[3].split()[0] == "-"
+
+
+def test_the_model_that_a_rule_is_tried_in_can_be_chosen(tmp_path: Path) -> None:
+    body = RIGHT.replace("return", "x = x if site.depth != 10 else x.nothing\n        return")
+    name = rule_file(tmp_path, body)
+    assert all_passed(check_rule(name, depth=8, width=32))
+    assert not all_passed(check_rule(name, depth=10))
+    assert "must be even" in refusal(lambda: check_rule(name, depth=3))

@@ -2,15 +2,20 @@
 
 import dataclasses
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from gate_sample import cell, lane, lanes, not_carried_out
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keelbench.errors import ExitCode
 from keelbench.gate import (
     CellReport,
     CellVerdict,
@@ -32,6 +37,8 @@ from keelbench.gate.outputs import MAX_ANNOTATIONS, MAX_SUMMARY_BYTES
 from keelbench.records import VerdictKind
 
 junitparser = pytest.importorskip("junitparser")
+
+ROOT = Path(__file__).parents[1]
 
 OLD = [0.030, 0.034, 0.027, 0.031, 0.029]
 
@@ -222,3 +229,54 @@ def test_the_gate_needs_no_torch_and_no_pandas() -> None:
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_action_uses_the_inputs_that_it_declares() -> None:
+    text = (ROOT / "action.yml").read_text()
+    action = yaml.safe_load(text)
+    assert action["runs"]["using"] == "composite"
+    used = set(re.findall(r"inputs\.([a-z-]+)", text))
+    assert used == set(action["inputs"])
+    assert all("description" in value for value in action["inputs"].values())
+    script = "".join(step.get("run", "") for step in action["runs"]["steps"])
+    assert "${{" not in script, "inputs reach the shell as variables, not as code"
+
+
+@pytest.mark.parametrize("name", ["action.yml", "docs/ci.md"])
+def test_every_option_of_check_that_is_shown_exists(name: str) -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "keelbench", "check", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    ).stdout
+    lines = (ROOT / name).read_text().splitlines()
+    shown = {
+        option
+        for line in lines
+        if "keelbench check" in line or "options" in line
+        for option in re.findall(r"(?<![\w-])--[a-z-]+", line.partition("baseline save")[0])
+    }
+    assert len(shown) > 4
+    assert not {option for option in shown if option not in help_text}
+
+
+@pytest.mark.parametrize("name", ["0.02 to 0.45", "all 0.10"])
+def test_the_error_rates_in_the_docs_are_those_of_the_simulation(name: str) -> None:
+    line = (
+        "import sys; sys.path.insert(0, 'benchmarks'); from gate_power import *; "
+        f"print(row(3, '{name}', plan(3, 5), 20_000, 10))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", line], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert found.stdout in (ROOT / "docs/ci.md").read_text()
+
+
+def test_every_verdict_and_exit_code_is_in_the_docs() -> None:
+    text = (ROOT / "docs/ci.md").read_text()
+    assert all(f"`{verdict}`" in text for verdict in CellVerdict)
+    table = text.partition("## Exit codes")[2].partition("##")[0]
+    codes = {int(code) for code in re.findall(r"^\| (\d) \| [a-z]", table, re.MULTILINE)}
+    assert codes == {int(code) for code in ExitCode if code < 10}

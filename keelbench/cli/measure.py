@@ -1,5 +1,6 @@
 """``keelbench maxlr`` and ``keelbench compare``: run what is missing, show what came out."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -117,7 +118,7 @@ def maxlr(
         is_quiet=quiet,
         is_fresh=fresh,
         is_refined=refine,
-        options={"diagnose": True} if diagnose else {},
+        is_diagnosed=diagnose,
     )
 
 
@@ -188,7 +189,7 @@ def _measure(
     is_quiet: bool,
     is_fresh: bool,
     is_refined: bool = False,
-    options: dict[str, object] | None = None,
+    is_diagnosed: bool = False,
     dry_run: str | None = None,
 ) -> None:
     from keelbench.cli.interrupt import resumable
@@ -204,10 +205,12 @@ def _measure(
         print_plan(sweep, Store(folder), is_timed=dry_run == "estimate")
         return
     with resumable(_command()):
-        records = _run(sweep, Store(folder), workers, is_quiet, is_fresh, options)
+        records = _run(sweep, Store(folder), workers, is_quiet, is_fresh)
         if is_refined:
             sweep = _refined(sweep, records)
-            records += _run(sweep, Store(folder), workers, is_quiet, is_fresh, options)
+            records += _run(sweep, Store(folder), workers, is_quiet, is_fresh)
+        if is_diagnosed:
+            records = _diagnosed(records, Store(folder), is_quiet)
     chosen = reference or sweep.reference or "none"
     publish(
         records, folder, reference=chosen, json=json, skin=output_format, command=_command()
@@ -216,12 +219,55 @@ def _measure(
         raise typer.Exit(int(ExitCode.FAILED))
 
 
-def check_sources(cells: Sequence[Any]) -> None:
-    """Open every data source once, so that a bad file is told before anything runs."""
-    from keelbench.data import open_source
+def check_cells(cells: Sequence[Any]) -> None:
+    """What can be known before anything runs: readable data, and a model that fits.
 
-    for spec in dict.fromkeys(cell.data for cell in cells):
-        open_source(spec)
+    Raises:
+        KeelbenchError: for data that cannot be used, and for a cell that needs more memory
+            than the machine has even for one lane with checkpointing.
+    """
+    from keelbench.cli.progress import label
+    from keelbench.data import open_source
+    from keelbench.memory import estimate_memory
+    from keelbench.parsing import raise_problems
+
+    vocab = {spec: open_source(spec).vocab for spec in dict.fromkeys(c.data for c in cells)}
+    total = _memory_bytes()
+    problems = []
+    for cell in cells:
+        if cell.device != "cpu" or cell.model.module is not None:
+            continue
+        needed = estimate_memory(cell, vocab[cell.data], 1, is_checkpointed=True)
+        if needed > total:
+            problems.append(
+                f"{label(cell)} needs about {needed / 2**30:,.1f} GiB for one lane, this "
+                f"machine has {total / 2**30:,.1f} GiB: lower width, depth, batch or seq"
+            )
+    raise_problems(problems)
+
+
+def _memory_bytes() -> float:
+    """Memory of this machine; infinite where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
+def _diagnosed(records: list[Any], store: Any, is_quiet: bool) -> list[Any]:
+    """Run each broken lane again up to its onset, watching every sub-layer."""
+    from keelbench.cli.progress import label
+    from keelbench.diagnose import diagnosed
+
+    kept = []
+    for record in records:
+        if record.verdict.kind == "diverged" and not record.diagnosis:
+            if not is_quiet:
+                note(f"{label(record.cell)}: diagnosing seed {record.seed}")
+            record = diagnosed(record)
+            store.save(record)
+        kept.append(record)
+    return kept
 
 
 def _refined(sweep: Any, records: list[Any]) -> Any:
@@ -240,13 +286,12 @@ def _run(
     workers: str,
     is_quiet: bool,
     is_fresh: bool,
-    options: dict[str, object] | None,
 ) -> list[Any]:
     from keelbench.cli.progress import ProgressView
     from keelbench.sweep import make_launcher, pending_seeds, run_cells
 
     store.prepare()
-    check_sources(sweep.cells)
+    check_cells(sweep.cells)
     count = worker_count(workers)
     pending = sum(
         len(sweep.seeds if is_fresh else pending_seeds(cell, sweep.seeds, store))
@@ -266,7 +311,6 @@ def _run(
             count,
             on_event=view,
             is_fresh=is_fresh,
-            options=options,
         )
 
 

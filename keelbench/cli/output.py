@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keelbench.cli import note
 from keelbench.errors import KeelbenchError
@@ -42,15 +42,26 @@ def print_tables(
     """The main table on stdout, in the terminal followed by each seed's verdict."""
     from keelbench.report.tables import render, render_lanes
 
-    style = {
+    print(render(records, skin, reference=reference, **_style()).rstrip("\n"))
+    if skin == "terminal" and lanes:
+        print()
+        print(render_lanes(records, skin, **_style()).rstrip("\n"))
+
+
+def print_paper_table(records: Sequence["Record"], skin: str) -> None:
+    """Our numbers beside the paper's Table 1."""
+    from keelbench.report.tables import render_paper
+
+    print(render_paper(records, skin, **_style()).rstrip("\n"))
+
+
+def _style() -> dict[str, Any]:
+    """How stdout wants its tables."""
+    return {
         "width": terminal_width(),
         "color": has_color(),
         "encoding": sys.stdout.encoding or "utf-8",
     }
-    print(render(records, skin, reference=reference, **style).rstrip("\n"))  # type: ignore[arg-type]
-    if skin == "terminal" and lanes:
-        print()
-        print(render_lanes(records, skin, **style).rstrip("\n"))  # type: ignore[arg-type]
 
 
 def write_json(records: Sequence["Record"], target: str, reference: str | None) -> None:

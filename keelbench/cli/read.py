@@ -45,12 +45,21 @@ def report(
     compare: Annotated[
         bool, typer.Option("--compare", help="Put two result folders side by side.")
     ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Only the table beside arXiv 2601.19895's.")
+    ] = False,
     json: Json = None,
     output_format: Format = "terminal",
     reference: Reference = "pre_ln",
 ) -> None:
     """Render tables, figures and one HTML page from stored records."""
-    from keelbench.cli.output import check_format, print_tables, write_files, write_json
+    from keelbench.cli.output import (
+        check_format,
+        print_paper_table,
+        print_tables,
+        write_files,
+        write_json,
+    )
 
     check_format(output_format)
     folders = results or []
@@ -62,6 +71,9 @@ def report(
             f"report takes one results folder, got {len(folders)}", known_results()
         )
     records = load_records(folders[0])
+    if paper:
+        print_paper_table(records, output_format)
+        return
     chosen = None if reference == "none" else reference
     if json is not None:
         write_json(records, json, chosen)

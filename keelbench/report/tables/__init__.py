@@ -12,6 +12,7 @@ from keelbench.report.tables.data import csv_text
 from keelbench.report.tables.lanes_table import lanes_table
 from keelbench.report.tables.latex import latex
 from keelbench.report.tables.markup import html_table, markdown
+from keelbench.report.tables.paper import paper_table
 from keelbench.report.tables.table import Table
 from keelbench.report.tables.terminal import terminal
 
@@ -98,6 +99,27 @@ def render_comparison(
         return to_text({"schema": COMPARISON_SCHEMA, **names, "cells": list(table.rows)})
     return _dressed(table, skin, width, color, encoding)
 
+
+def render_paper(
+    records: Sequence[Record],
+    skin: Skin | str = Skin.TERMINAL,
+    *,
+    width: int = 80,
+    color: bool = False,
+    encoding: str = "utf-8",
+) -> str:
+    """Our numbers beside Table 1 of arXiv 2601.19895.
+
+    Raises:
+        KeelbenchError: if no record is of one of its cells.
+    """
+    table = paper_table(records)
+    if Skin(skin) is Skin.JSON:
+        return to_text({"schema": PAPER_SCHEMA, "cells": list(table.rows)})
+    return _dressed(table, skin, width, color, encoding)
+
+
+PAPER_SCHEMA = "keelbench.paper/1"
 
 COMPARISON_SCHEMA = "keelbench.comparison/1"
 

@@ -1,0 +1,94 @@
+"""`make bench`: keelbench against what a user would write instead, and against the limit.
+
+Contenders take turns within one run, and only their ratios are reported: bare times say
+more about the machine and its other work than about the code. Writes
+benchmarks/results/cpu.json and the tables of docs/performance.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.contenders import Shape
+from benchmarks.duel import ROUNDS, Side, duel
+from benchmarks.limit import limit
+from benchmarks.scaling import scaling
+from benchmarks.tables import write_tables
+from keelbench.native.library import describe
+from keelbench.ramp import cpu_name
+
+RESULTS = Path(__file__).parent / "results"
+
+SHAPES = (
+    Shape(64, 64, 8, 64, 1),
+    Shape(64, 64, 8, 64, 4),
+    Shape(64, 32, 2, 64, 8),
+    Shape(512, 32, 2, 64, 8),
+    Shape(512, 64, 8, 64, 2),
+)
+
+
+def sides(shape: Shape, cores: int, with_compiled: bool) -> list[Side]:
+    """Ours first: as many single-threaded processes as cores, the lanes shared out."""
+    processes = min(cores, shape.lanes)
+    share = Shape(shape.depth, shape.width, shape.batch, shape.seq, shape.lanes // processes)
+    one = Shape(shape.depth, shape.width, shape.batch, shape.seq, 1)
+    threads = cores if processes == cores else 1
+    found = [
+        Side("keelbench", "keelbench", share, processes, 1),
+        Side("(b) eager, one seed after another", "eager", one, 1, threads),
+    ]
+    if find_spec("torch_lr_finder") and find_spec("x_transformers") and shape.depth <= 64:
+        found.append(Side("(a) x-transformers in LRFinder", "lr_finder", one, 1, threads))
+    if with_compiled and shape.depth <= 64:
+        found.append(Side("(c) eager, blocks compiled", "compiled", one, 1, threads))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--compiled", action="store_true", help="time (c) too: takes minutes")
+    parser.add_argument("--only", type=int, nargs="*", help="indices of shapes")
+    parser.add_argument("--no-scaling", action="store_true")
+    arguments = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    chosen = [
+        shape
+        for i, shape in enumerate(SHAPES)
+        if arguments.only in (None, []) or i in arguments.only
+    ]
+    results: dict[str, Any] = {
+        "environment": {
+            "cpu": cpu_name(),
+            "cores": cores,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "kernels": describe("cpu", "float32"),
+            "load": os.getloadavg()[0],
+            "rounds": arguments.rounds,
+        },
+        "limit": limit(SHAPES[0]),
+    }
+    print(json.dumps(results["limit"]))
+    results["duels"] = []
+    for shape in chosen:
+        rows = duel(sides(shape, cores, arguments.compiled), arguments.rounds)
+        results["duels"].append({"shape": shape.name, "rows": rows})
+        for row in rows:
+            print(shape.name, row["label"], row["median"], "x", row["advantage"], flush=True)
+    if not arguments.no_scaling:
+        results["scaling"] = scaling()
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "cpu.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_tables(results)
+
+
+if __name__ == "__main__":
+    main()
