@@ -159,7 +159,11 @@ def serve(pipe: Any, name: str, shape: Shape, threads: int, options: dict[str, A
 
     torch.set_num_threads(threads)
     started = time.perf_counter()
-    with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):  # noqa: PTH123
+    with (
+        open(os.devnull, "w") as null,  # noqa: PTH123
+        contextlib.redirect_stderr(null),
+        contextlib.redirect_stdout(null),
+    ):
         run = CONTENDERS[name](shape, **options)
         run(2)
         pipe.send(time.perf_counter() - started)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keelbench.gate.decision import DEFAULT_MARGIN, log_margin
 from keelbench.gate.judge import Sample, judge
 from keelbench.gate.sequential import Look, plan
+from keelbench.gate.trial import DEFAULT_MARGIN, log_margin
 
 DROP = 0.25
 """The true drop that the gate must see."""

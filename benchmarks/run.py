@@ -43,7 +43,10 @@ def sides(shape: Shape, cores: int, with_compiled: bool) -> list[Side]:
     found = [
         Side("keelbench", "keelbench", share, processes, 1),
         Side("(b) eager, one seed after another", "eager", one, 1, threads),
+        Side("(b) in one process per core", "eager", one, processes, 1),
     ]
+    if processes == 1:
+        del found[2]
     if find_spec("torch_lr_finder") and find_spec("x_transformers") and shape.depth <= 64:
         found.append(Side("(a) x-transformers in LRFinder", "lr_finder", one, 1, threads))
     if with_compiled and shape.depth <= 64:

@@ -37,17 +37,18 @@ def _environment(facts: dict[str, Any]) -> str:
 
 def _duels(duels: list[dict[str, Any]]) -> str:
     lines = [
-        "| shape | contender | processes × threads | lane-steps/s | keelbench is faster by | range |",
+        "| shape | contender | processes × threads | lane-steps/s | advantage | range |",
         "|---|---|---|---|---|---|",
     ]
     for one in duels:
         for row in one["rows"]:
             low, high = row["advantage_range"]
-            is_ours = row["label"] == "keelbench"
+            advantage, spread = f"**{row['advantage']:.2f}×**", f"{low:.2f} to {high:.2f}"
+            if row["label"] == "keelbench":
+                advantage = spread = ""
             lines.append(
                 f"| {one['shape']} | {row['label']} | {row['processes']} × {row['threads']} "
-                f"| {row['median']:.3g} | {'' if is_ours else f'''**{row['advantage']:.2f}×**'''} "
-                f"| {'' if is_ours else f'{low:.2f} to {high:.2f}'} |"
+                f"| {row['median']:.3g} | {advantage} | {spread} |"
             )
     return "\n".join(lines)
 

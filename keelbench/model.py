@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from keelbench import fused
 from keelbench.archs import ResidualRule, Site
+from keelbench.compiled import Block, CompiledBlocks
 from keelbench.layout import TensorLayout, layout, parameter_count, qkv_norm_names, sites
 from keelbench.native.library import is_available
 from keelbench.native.program import Program
@@ -70,6 +71,7 @@ class LaneModel:
         self.norm = make_norm(self.spec.norm, fused.rms_norm if self.is_fused else rms_norm)
         self.sites = sites(self.spec.depth)
         self._ropes: dict[int, Rope] = {}
+        self._run_block: Block = self._block
         self._programs: dict[tuple[tuple[int, ...], bool], Program | None] = {}
         self._programs_rule = rule
         rows = [initial_weights(self.tensors, seed) for seed in seeds]
@@ -161,13 +163,17 @@ class LaneModel:
         x_SND = weights["embedding"][lane_S1, tokens_SN]
         state = self.rule.start(x_SND)
         for attention, ffn in zip(self.sites[::2], self.sites[1::2], strict=True):
-            block = partial(self._block, (attention, ffn), weights, seq)
+            block = partial(self._run_block, (attention, ffn), weights, seq)
             if self.is_checkpointed and torch.is_grad_enabled():
-                state = checkpoint(block, state, use_reentrant=False)
+                state = checkpoint(block, state, use_reentrant=False, preserve_rng_state=False)
             else:
                 state = block(state)
         x_SND = self.rule.finish(state, SiteNorms(weights, None, self.rule, self.norm))
         return torch.bmm(x_SND, weights["head"])
+
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """Compile the plain path, one artefact per kind of block (see ``compiled``)."""
+        self._run_block = CompiledBlocks(self._block, self.spec, self.rule, backend)
 
     def _block(
         self, sites: Sequence[Site], weights: dict[str, Tensor], seq: int, state: Any

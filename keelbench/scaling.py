@@ -15,7 +15,7 @@ from keelbench.layout import layout, parameter_count
 from keelbench.lrsweep import LrSweep, relation_rows
 from keelbench.lrsweep import summary_rows as lr_rows
 from keelbench.records import Record
-from keelbench.specs import HEAD_DIM, CellSpec, ModelSpec
+from keelbench.specs import HEAD_DIM, PAPER_WIDTH, CellSpec, ModelSpec
 
 WIDTH_STEP = HEAD_DIM
 """Widths are whole numbers of heads."""
@@ -53,11 +53,11 @@ def solve_width(model: ModelSpec, budget: int, vocab: int) -> ModelSpec:
             best, best_miss = shape, miss
         if count > budget:
             break
-    if best is None or best_miss > math.log1p(MOST_OFF):
-        near = f"; the nearest, {best.width}, has {parameters_of(best, vocab):,}" if best else ""
+    assert best is not None
+    if best_miss > math.log1p(MOST_OFF):
         raise KeelbenchError(
             f"no width at depth {model.depth} comes within {MOST_OFF:.0%} of {budget:,} "
-            f"parameters{near}",
+            f"parameters: the nearest, {best.width}, has {parameters_of(best, vocab):,}",
             "give another budget or other depths",
         )
     return best
@@ -100,7 +100,7 @@ def scaling_rows(
     rows = []
     for sweep, row in zip(sweeps, lr_rows(sweeps), strict=True):
         found = limits.get((row["arch"], row["depth"], row["width"]), {})
-        scale = row["width"] / 1024
+        scale = row["width"] / PAPER_WIDTH
         max_lr = found.get("max_lr")
         rows.append(
             {

@@ -102,9 +102,15 @@ class Rope:
         turn = torch.polar(torch.ones_like(angle_TK), angle_TK)[None, :, None, :]
         complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
         self.turn_1T1K = turn.to(device=device, dtype=complex_dtype)
+        self.turn_1T1K2 = torch.view_as_real(self.turn_1T1K)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate (batch, T, heads, K); products in float32 or wider."""
         wide = x.float() if x.dtype == torch.bfloat16 else x
+        if torch.compiler.is_compiling():  # compilers do not generate complex arithmetic
+            even, odd = wide[..., 0::2], wide[..., 1::2]
+            real, imaginary = self.turn_1T1K2.unbind(-1)
+            turned = (even * real - odd * imaginary, even * imaginary + odd * real)
+            return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
         pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * self.turn_1T1K).flatten(-2).to(x.dtype)

@@ -71,6 +71,9 @@ class TaskScore:
             for seed in seeds
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
     def mean(self, name: str) -> Mean:
         """Mean over the seeds of ``loss``, ``answer_loss`` or ``accuracy``."""
         return mean_of([getattr(lane, name) for lane in self.chosen])

@@ -625,6 +625,24 @@ def test_a_look_is_of_one_mind(cells: list[tuple[int, float, float, float]]) -> 
     assert not (settled.regressed | settled.passed | settled.no_drop).any()
 
 
+def test_settled_cells_still_count_in_holms_correction() -> None:
+    cells = np.ones(4)
+    sample = Sample(
+        n=np.full(4, 5),
+        mean=np.array([-0.2, -2.0, -2.0, -2.0]),
+        sd=0.1 * cells,
+        quantum=0 * cells,
+        delta=0.1 * cells,
+        noise_sd=0 * cells,
+        noise_df=np.zeros(4, int),
+    )
+    look = plan(5, 5)[0]
+    alone = judge(sample, look, np.arange(4) == 0).p_down
+    among = judge(sample, look, np.ones(4, bool)).p_down
+    assert alone[0] == pytest.approx(4 * among[0]), "the smallest of four, for all it knows"
+    assert alone[1:].tolist() == [1.0, 1.0, 1.0]
+
+
 def spread_of(
     sd: Sequence[float], noise_sd: Sequence[float], noise_df: Sequence[int], n: int = 5
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -664,7 +682,7 @@ def test_a_noisier_machine_sets_aside_all_calibrations() -> None:
 
 def test_repeats_without_any_noise_are_no_calibration(baseline: Baseline) -> None:
     """They only show that one machine is deterministic."""
-    records = scaled(0.97, 0.1)
+    records = scaled(0.97, 0.004)
     plain = the_cell(decide(baseline, records, looks=plan(5, 5)))
     silent = the_cell(decide(calibrated(baseline, 0.0), records, looks=plan(5, 5)))
     assert silent.ratio == plain.ratio and silent.p_value == plain.p_value

@@ -4,17 +4,15 @@ from keelbench.gate.baseline import (
     Baseline,
     BaselineCell,
     Calibration,
-    baseline_path,
     build_baseline,
     hardware_class,
-    load,
-    save,
 )
 from keelbench.gate.baselines import BASELINES_FOLDER, diff, find_baseline, list_baselines
 from keelbench.gate.calibration import calibrate, run_repeats
 from keelbench.gate.check import run_check, run_exact
-from keelbench.gate.decision import DEFAULT_MARGIN, decide
+from keelbench.gate.decision import decide
 from keelbench.gate.exact import compare_exact
+from keelbench.gate.files import baseline_path, load, save
 from keelbench.gate.junit import to_junit
 from keelbench.gate.outputs import (
     headline,
@@ -26,6 +24,7 @@ from keelbench.gate.outputs import (
     to_terminal,
 )
 from keelbench.gate.sequential import Look, plan
+from keelbench.gate.trial import DEFAULT_MARGIN
 from keelbench.gate.verdicts import CellReport, CellVerdict, GateReport, LanePair
 
 __all__ = [

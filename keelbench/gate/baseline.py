@@ -5,19 +5,16 @@ every setting, the environment, the detector's version and, if measured, the noi
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 
 from keelbench.errors import ExitCode, KeelbenchError
 from keelbench.gate.lanes import Lane, lanes_of
 from keelbench.records import Environment, Record
 from keelbench.specs import CellSpec
-from keelbench.store import write_atomically
 
 BASELINE_SCHEMA = "keelbench.baseline/1"
 
@@ -152,7 +149,7 @@ def hardware_class(environment: Environment, device: str = "cpu") -> str:
         known = re.search(r"x86_64|amd64|aarch64|arm64", environment.platform, re.IGNORECASE)
         machine = known[0].lower() if known else "unknown"
         return f"cpu-{MACHINES.get(machine, machine)}"
-    return f"{device}-{_slug(environment.device_name) or 'unknown'}"
+    return f"{device}-{slug(environment.device_name) or 'unknown'}"
 
 
 def build_baseline(
@@ -227,74 +224,6 @@ def _only(what: str, values: set[str]) -> str:
     )
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """Lower case, digits and hyphens: safe in a file name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def baseline_path(folder: Path | str, name: str, hardware: str) -> Path:
-    """Where a baseline is kept: ``<folder>/<name>--<hardware>.json``."""
-    return Path(folder) / f"{_slug(name)}--{hardware}.json"
-
-
-def save(baseline: Baseline, path: Path | str) -> Path:
-    """Write a baseline whole or not at all; every lane on lines of its own, for review."""
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(baseline.to_dict(), indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise KeelbenchError(
-            f"cannot write {path}: {error.strerror}", "choose another path with --out"
-        ) from error
-    return path
-
-
-def load(path: Path | str) -> Baseline:
-    """Read a baseline.
-
-    Raises:
-        KeelbenchError: with exit code 3, and a message of its own for each of: missing,
-            unreadable, truncated or not JSON, not a baseline, of a newer schema, incomplete,
-            without cells.
-    """
-    path = Path(path)
-    save_again = "make one with: keelbench baseline save NAME --sweep SWEEP"
-    restore = f"restore it from version control (git checkout -- {path}), or save it again"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _no_baseline(f"there is no baseline at {path}", save_again) from None
-    except OSError as error:
-        raise _no_baseline(f"cannot read baseline {path}: {error.strerror}", restore) from error
-    except ValueError as error:
-        what = f"baseline {path} is truncated or not JSON: {error}"
-        raise _no_baseline(what, restore) from error
-    _check_schema(path, values)
-    try:
-        baseline = Baseline.from_dict(values)
-    except (KeyError, TypeError, ValueError, AttributeError, KeelbenchError) as error:
-        what = f"baseline {path} is incomplete: {type(error).__name__}: {error}"
-        raise _no_baseline(what, restore) from error
-    if not baseline.cells:
-        raise _no_baseline(f"baseline {path} has no cells", save_again)
-    return baseline
-
-
-def _check_schema(path: Path, values: Any) -> None:
-    schema = values.get("schema") if isinstance(values, dict) else None
-    if schema == BASELINE_SCHEMA:
-        return
-    family, _, version = str(schema).partition("/")
-    if family == BASELINE_SCHEMA.partition("/")[0] and version.isdigit():
-        raise _no_baseline(
-            f"baseline {path} has schema {schema}, this version reads {BASELINE_SCHEMA}",
-            "upgrade keelbench, or save the baseline again with this version",
-        )
-    raise _no_baseline(
-        f"{path} is not a baseline: its schema is {schema!r}, expected {BASELINE_SCHEMA!r}",
-        "name a file made by keelbench baseline save",
-    )
-
-
-def _no_baseline(message: str, hint: str) -> KeelbenchError:
-    return KeelbenchError(message, hint, ExitCode.NO_BASELINE)

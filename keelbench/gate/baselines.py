@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keelbench.errors import ExitCode, KeelbenchError
-from keelbench.gate.baseline import Baseline, BaselineCell, baseline_path, load
+from keelbench.gate.baseline import Baseline, BaselineCell
+from keelbench.gate.files import baseline_path, load
 from keelbench.gate.matching import differing_settings
 from keelbench.stats import paired_ratio
 

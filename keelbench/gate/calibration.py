@@ -15,8 +15,8 @@ from scipy import stats
 from keelbench.errors import KeelbenchError
 from keelbench.gate.baseline import Baseline, Calibration, label_of
 from keelbench.gate.check import Run
-from keelbench.gate.decision import DEFAULT_MARGIN, margin_of
 from keelbench.gate.sequential import MAX_SEEDS, TAIL
+from keelbench.gate.trial import DEFAULT_MARGIN, margin_of
 from keelbench.records import Record
 
 NUDGE = 1e-6

@@ -22,7 +22,7 @@ class CellVerdict(StrEnum):
 
     REGRESSED = "regressed"
     """high < -delta and the paired test is significant after Holm's correction; or lanes
-    that had a Max LR now diverge at once or never learn (see ``decision.lost_too_many``)."""
+    that had a Max LR now diverge at once or never learn (see ``trial.lost_too_many``)."""
     DIFFERS = "differs"
     """Only with ``--exact``: some loss is not the same bit for bit."""
     FAILED = "failed"

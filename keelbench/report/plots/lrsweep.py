@@ -1,0 +1,146 @@
+"""Loss against learning rate, training curves, and Max LR against best LR."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from keelbench.report.numbers import lr_text
+from keelbench.report.plots.canvas import log_axis, padded, styled
+from keelbench.report.plots.looks import COLUMN_INCHES, MUTED, PAPER, Look
+from keelbench.report.plots.study_panels import (
+    Row,
+    by,
+    finite,
+    legend,
+    line,
+    looks_in,
+    panels,
+)
+
+
+@styled
+def lr_sweep_figure(rows: Sequence[Row], *, width: float | None = None) -> Figure:
+    """Held-out loss against peak LR, a panel per depth and width: means and every seed.
+
+    The dotted line is the loss at init, at which the sensitivity cuts a loss off.
+
+    Args:
+        rows: ``curve_rows`` of any number of sweeps.
+        width: of the figure, in inches.
+
+    Raises:
+        KeelbenchError: if there are no rows.
+    """
+    looks = looks_in(rows)
+    shapes = by(rows, "depth", "width")
+    figure, grid = panels([f"L = {d}, width {w}" for d, w in shapes], width=width)
+    for axes, found in zip(grid, shapes.values(), strict=True):
+        log_axis(axes, "x", *padded(*_ends(finite(r["lr"] for r in found))), text=lr_text)
+        axes.axhline(found[0]["init_loss"], color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+        for arch, of_arch in by(found, "arch").items():
+            _seeds(axes, of_arch, looks[arch])
+            line(axes, of_arch, looks[arch], "lr", "loss")
+        axes.set_xlabel("peak LR")
+    grid[0].set_ylabel("held-out loss (nats per token)")
+    legend(figure, looks.values())
+    return figure
+
+
+def _seeds(axes: Axes, rows: Sequence[Row], look: Look) -> None:
+    for row in rows:
+        for loss in finite(row["seed_losses"]):
+            axes.plot(
+                row["lr"],
+                loss,
+                "o",
+                markersize=2,
+                markerfacecolor=PAPER,
+                markeredgecolor=look.color,
+                markeredgewidth=0.6,
+            )
+
+
+@styled
+def training_curves_figure(rows: Sequence[Row], *, width: float | None = None) -> Figure:
+    """Train loss against steps, a panel per peak LR (figures 1a and 4 of the paper).
+
+    Args:
+        rows: ``curve_rows`` of sweeps of one depth and width.
+        width: of the figure, in inches.
+
+    Raises:
+        KeelbenchError: if there are no rows.
+    """
+    looks = looks_in(rows)
+    rates = by(sorted(rows, key=lambda row: float(row["lr"])), "lr")
+    figure, grid = panels([f"peak LR {lr_text(lr)}" for lr in rates], width=width)
+    losses = finite(value for row in rows for value in row["curve"])
+    for axes, found in zip(grid, rates.values(), strict=True):
+        for row in found:
+            look, curve = looks[row["arch"]], row["curve"]
+            steps = [row["steps"] * (k + 0.5) / len(curve) for k in range(len(curve))]
+            shown = [float("nan") if value is None else value for value in curve]
+            axes.plot(steps, shown, color=look.color, linestyle=look.dash, linewidth=1.0)
+        if losses:
+            axes.set_ylim(min(losses) - 0.1, min(max(losses), rows[0]["init_loss"]) + 0.2)
+        axes.set_xlabel("step")
+    grid[0].set_ylabel("train loss (nats per token)")
+    legend(figure, looks.values())
+    return figure
+
+
+@styled
+def relation_figure(rows: Sequence[Row], *, width: float = COLUMN_INCHES) -> Figure:
+    """Max LR against best LR, a point per architecture and shape, with intervals.
+
+    On the diagonal an architecture trains best at the LR at which it breaks.
+
+    Args:
+        rows: ``relation_rows``.
+        width: of the figure, in inches.
+
+    Raises:
+        KeelbenchError: if no row has both LRs.
+    """
+    found = [row for row in rows if row["best_lr"] is not None and row["max_lr"] is not None]
+    looks = looks_in(found)
+    figure, (axes,) = panels(["Max LR and best LR"], columns=1, width=width)
+    values = finite(
+        row[f"{name}{end}"]
+        for row in found
+        for name in ("best_lr", "max_lr")
+        for end in ("", "_low", "_high")
+    )
+    limits = padded(*_ends(values))
+    for which in ("x", "y"):
+        log_axis(axes, which, *limits, labels=5, text=lr_text)
+    axes.plot(limits, limits, color=MUTED, linewidth=0.6, linestyle=(0, (1, 2)))
+    for row in found:
+        _cross(axes, row, looks[row["arch"]])
+    axes.set_xlabel("best LR")
+    axes.set_ylabel("Max LR")
+    legend(figure, looks.values())
+    return figure
+
+
+def _cross(axes: Axes, row: Row, look: Look) -> None:
+    x, y = row["best_lr"], row["max_lr"]
+    if row["best_lr_low"] is not None:
+        axes.plot([row["best_lr_low"], row["best_lr_high"]], [y, y], color=look.color, lw=0.9)
+    if row["max_lr_low"] is not None and row["max_lr_high"] is not None:
+        axes.plot([x, x], [row["max_lr_low"], row["max_lr_high"]], color=look.color, lw=0.9)
+    axes.plot(
+        x,
+        y,
+        look.marker,
+        color=look.color,
+        markersize=5,
+        markeredgecolor=PAPER,
+        markeredgewidth=0.5,
+        zorder=3,
+    )
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
