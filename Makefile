@@ -26,7 +26,7 @@ check: install
 	$(BIN)/mypy
 
 gate: install
-	$(BIN)/keelbench check --sweep sweeps/ci.yaml --quiet
+	$(BIN)/keelbench check --sweep sweeps/ci.yaml --max-seeds 8 --quiet
 
 bench: install
 	$(BIN)/python -m benchmarks.run

@@ -72,8 +72,10 @@ class Engine:
         self._probe_rows: list[Tensor] = []
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
         self._probe_loss_S = torch.zeros(self.lanes, device=device, dtype=dtype)
-        self._graphs = [GraphedCall(self._train), GraphedCall(self._measure)] if is_cuda else []
-        self._run_train, self._run_measure = self._graphs or (self._train, self._measure)
+        calls: list[Callable[[Tensor], None]] = [self._train, self._measure]
+        self._graphs = [GraphedCall(call) for call in calls] if is_cuda else []
+        run: list[Callable[[Tensor], None]] = [*(self._graphs or calls)]
+        self._run_train, self._run_measure = run
 
     def _is_tight(self) -> bool:
         """Whether a step fits into the GPU's free memory only with checkpointing."""

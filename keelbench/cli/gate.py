@@ -159,18 +159,33 @@ def check(
 def calibrate(
     baseline: Annotated[Path, typer.Argument(help="Baseline file to write the margin into.")],
     results: Annotated[
-        list[Path], typer.Argument(help="Result folders: repeats by the same code.")
-    ],
+        list[Path] | None,
+        typer.Argument(help="Result folders of unchanged code; without, it runs repeats."),
+    ] = None,
     minimum: Annotated[str, typer.Option(help="Smallest margin to accept.")] = "10%",
+    workers: Workers = "auto",
+    quiet: Quiet = False,
 ) -> None:
-    """Measure the noise between repeats of the same code and store the margin it needs."""
+    """Measure the noise between repeats of the same code and store the margin it needs.
+
+    Without result folders it runs every lane of the baseline twice more, with initial
+    weights nudged by a millionth: the same code, as another machine would round it.
+    """
     from keelbench.cli.read import load_records
     from keelbench.gate import calibrate as measure
-    from keelbench.gate import load, save
+    from keelbench.gate import load, run_repeats, save
 
     agreed = load(baseline)
-    records = [record for folder in results for record in load_records(folder)]
-    found = measure(records, seeds=len(agreed.seeds) or 3, minimum=_percent(minimum) or 0.1)
+    if results:
+        records = [record for folder in results for record in load_records(folder)]
+    else:
+        records = run_repeats(agreed, _runner(workers, quiet))
+    found = measure(
+        records,
+        baseline=agreed,
+        seeds=len(agreed.seeds) or 3,
+        minimum=_percent(minimum) or 0.1,
+    )
     save(agreed.calibrated(found), baseline)
     for cell in agreed.cells:
         if cell.hash in found:
