@@ -51,9 +51,12 @@ Run = Callable[[int], int]
 """Trains this many steps and returns the number of lane-steps done."""
 
 
-def keelbench(shape: Shape, is_fused: bool | None = None, dtype: str = "float32") -> Run:
+def keelbench(shape: Shape, dtype: str = "float32", has_probe: bool = True) -> Run:
     """The engine as `keelbench maxlr` runs it, its probe included."""
-    engine = Engine(shape.cell(dtype=dtype), range(shape.lanes), CAPACITY, is_fused=is_fused)
+    cell = shape.cell(dtype=dtype)
+    if not has_probe:
+        cell = cell.replaced({"data.probe_every": CAPACITY})
+    engine = Engine(cell, range(shape.lanes), CAPACITY)
 
     def run(steps: int) -> int:
         engine.advance(np.full((steps, shape.lanes), LR))
@@ -168,9 +171,10 @@ def serve(pipe: Any, name: str, shape: Shape, threads: int, options: dict[str, A
         run(2)
         pipe.send(time.perf_counter() - started)
         for steps in _orders(pipe):
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             done = run(steps)
-            pipe.send((done, time.perf_counter() - started))
+            seconds = time.perf_counter() - started
+            pipe.send((done, seconds, time.process_time() - worked))
 
 
 def _orders(pipe: Any) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.contenders import Shape, serve
 
 ROUNDS = 5
-SECONDS_PER_TURN = 3.0
+SECONDS_PER_TURN = 2.0
 
 
 @dataclass
@@ -47,12 +47,12 @@ class Running:
     setup_seconds: float
     steps: int = 1
 
-    def turn(self, steps: int) -> tuple[float, float]:
+    def turn(self, steps: int, by_cpu_time: bool = False) -> tuple[float, float]:
         """(lane-steps per second of all processes together, seconds)."""
         for pipe in self.pipes:
             pipe.send(steps)
         answers = [pipe.recv() for pipe in self.pipes]
-        seconds = max(answer[1] for answer in answers)
+        seconds = max(answer[2 if by_cpu_time else 1] for answer in answers)
         return sum(answer[0] for answer in answers) / seconds, seconds
 
     def stop(self) -> None:
@@ -61,14 +61,18 @@ class Running:
             process.join()
 
 
-def duel(sides: Sequence[Side], rounds: int = ROUNDS) -> list[dict[str, Any]]:
+def duel(
+    sides: Sequence[Side], rounds: int = ROUNDS, *, by_cpu_time: bool = False
+) -> list[dict[str, Any]]:
     """Lane-steps per second of each side, and the first side's advantage over each."""
     running = [side.start() for side in sides]
     try:
         for one in running:
-            _, seconds = one.turn(2)
+            _, seconds = one.turn(2, by_cpu_time)
             one.steps = max(2, round(SECONDS_PER_TURN * 2 / seconds))
-        table = [[one.turn(one.steps)[0] for one in running] for _ in range(rounds)]
+        table = [
+            [one.turn(one.steps, by_cpu_time)[0] for one in running] for _ in range(rounds)
+        ]
     finally:
         for one in running:
             one.stop()

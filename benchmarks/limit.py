@@ -22,14 +22,16 @@ ROUNDS = 9
 def limit(shape: Shape) -> dict[str, Any]:
     """Milliseconds of a step and of its parts, medians of interleaved rounds."""
     torch.set_num_threads(1)
-    ours, plain = keelbench(shape), eager(shape)
+    ours, plain = keelbench(shape, has_probe=False), eager(shape)
+    probed = keelbench(shape)
     products, ours_attention, torch_attention = _products(shape), *_attentions(shape)
     measured: dict[str, list[float]] = {}
-    for run in (ours, plain):
+    for run in (ours, plain, probed):
         run(4)
     for _ in range(ROUNDS):
         now = {
             "step": _time(lambda: ours(4), 1) / 4,
+            "step_with_probe": _time(lambda: probed(4), 1) / 4,
             "plain_step": _time(lambda: plain(2), 1) / 2,
             "products": sum(count * _time(run) for count, run in products),
             "attention": sum(count * _time(run) for count, run in ours_attention),
@@ -40,6 +42,7 @@ def limit(shape: Shape) -> dict[str, Any]:
         now["plain_over_torch_limit"] = now["plain_step"] / (
             now["products"] + now["torch_attention"]
         )
+        now["probe_share"] = 1 - now["step"] / now["step_with_probe"]
         for key, value in now.items():
             measured.setdefault(key, []).append(value)
     return {key: round(statistics.median(values), 3) for key, values in measured.items()} | {

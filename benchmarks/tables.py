@@ -31,7 +31,7 @@ def _environment(facts: dict[str, Any]) -> str:
     return (
         f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}, Python "
         f"{facts['python']}, kernels: {facts['kernels']}; load average {facts['load']:.1f} "
-        f"at the start; medians of {facts['rounds']} rounds."
+        f"at the start; medians of {facts['rounds']} rounds; {facts['clock']}."
     )
 
 
@@ -58,15 +58,17 @@ def _limit(found: dict[str, Any]) -> str:
         ("matrix products alone", found["products"]),
         ("attention alone, the C kernels (RoPE included)", found["attention"]),
         ("attention alone, torch's flash kernel (without RoPE)", found["torch_attention"]),
-        ("keelbench's step, probe included", found["step"]),
-        ("plain eager step, no probe", found["plain_step"]),
+        ("keelbench's step", found["step"]),
+        ("the same with its share of the probe", found["step_with_probe"]),
+        ("plain eager step", found["plain_step"]),
     ]
     lines = ["| | CPU ms |", "|---|---|", *(f"| {name} | {ms:.1f} |" for name, ms in rows)]
     lines += [
         "",
         f"Step over (products + torch's attention): **{found['over_torch_limit']:.2f}**; over "
         f"(products + the step's own attention): **{found['over_limit']:.2f}**; the plain step "
-        f"stands at {found['plain_over_torch_limit']:.2f}. Best matrix rate of one thread: "
+        f"stands at {found['plain_over_torch_limit']:.2f}. The probe takes "
+        f"{found['probe_share']:.0%} of a run. Best matrix rate of one thread: "
         f"{found['best_gflops']:.0f} GFLOP/s.",
     ]
     return "\n".join(lines)

@@ -40,12 +40,12 @@ def cells_of(
     device: str,
 ) -> "SweepSpec":
     """Cells and seeds from flags, or from a sweep file that flags win over."""
-    from keelbench.cli import measure
+    from keelbench.cli import options
 
-    axes = measure._axes(measure._arch_list(arch or None), depth, width)
-    given = settings | measure._device_settings(device, "auto")
-    found: SweepSpec = measure._sweep(path, axes, given, seeds, name)
-    measure.check_cells(found.cells)
+    chosen = options.axes(options.arch_list(arch or None), depth, width)
+    given = settings | options.device_settings(device, "auto")
+    found = options.sweep_from(path, chosen, given, seeds, name)
+    options.check_cells(found.cells)
     return found
 
 
@@ -71,7 +71,7 @@ def stored(folder: Path) -> list[Any]:
 
 
 def workers_of(text: str) -> int | None:
-    from keelbench.cli.measure import worker_count
+    from keelbench.cli.options import worker_count
 
     return worker_count(text)
 

@@ -215,12 +215,12 @@ def tasks(
 
     Each seed's LR is chosen by held-out loss alone.
     """
-    from keelbench.cli.measure import _arch_list
+    from keelbench.cli.options import arch_list
     from keelbench.cli.study_output import StudyProgress, publish, stoppable
     from keelbench.task_scores import disagreements, summary_rows, task_scores
     from keelbench.tasks import TASKS, make_task
 
-    names = TASKS.names() if task == "all" else _arch_list(task) or []
+    names = TASKS.names() if task == "all" else arch_list(task) or []
     for name in names:
         make_task(name)
     cells: list[Any] = []

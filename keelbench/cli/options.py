@@ -1,0 +1,158 @@
+"""What command lines say, as settings: axes, seeds, devices, workers, and early checks."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keelbench.errors import KeelbenchError
+
+if TYPE_CHECKING:
+    from keelbench.sweep_spec import SweepSpec
+
+
+def parse_seed_option(text: str) -> Any:
+    """``3`` for so many seeds, ``0,5,7`` for these."""
+    return [_whole(part) for part in text.split(",") if part] if "," in text else text
+
+
+def _whole(text: str) -> Any:
+    """A whole number where it is one; anything else is left for validation to refuse."""
+    return int(text) if text.strip().isdecimal() else text.strip()
+
+
+def sweep_from(
+    path: Path | None,
+    axes: dict[str, Any],
+    settings: dict[str, Any],
+    seeds: str | None,
+    name: str,
+) -> "SweepSpec":
+    """The sweep that a command line asks for; flags win over the file."""
+    from keelbench.archs import PAPER_ARCHS
+    from keelbench.sweep_spec import build_sweep, load_values
+
+    given = {key: value for key, value in settings.items() if value is not None}
+    values: dict[str, Any] = load_values(path) if path else {"name": name}
+    matrix = dict(values.get("matrix") or {})
+    if not path and name == "compare":
+        matrix["model.arch"] = list(PAPER_ARCHS)
+    for key, choices in axes.items():
+        matrix = {k: v for k, v in matrix.items() if k not in (key, key.rpartition(".")[2])}
+        matrix[key] = choices
+    values["matrix"] = matrix
+    if seeds is not None:
+        values["seeds"] = parse_seed_option(seeds)
+    return build_sweep(values, given, source=str(path) if path else "")
+
+
+def axes(archs: list[str] | None, depth: str | None, width: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if archs:
+        found["model.arch"] = archs
+    if depth is not None:
+        found["model.depth"] = [_whole(part) for part in depth.split(",")]
+    if width is not None:
+        found["model.width"] = [_whole(part) for part in width.split(",")]
+    return found
+
+
+def arch_list(text: str | None) -> list[str] | None:
+    """Split at commas outside parentheses: ``keel(alpha=4,first_block=v1),pre_ln``."""
+    from keelbench.archs import ARCHS
+
+    if text is None:
+        return None
+    if text == "all":
+        return ARCHS.names()
+    parts, level = [""], 0
+    for character in text:
+        level += (character == "(") - (character == ")")
+        if character == "," and level == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def split_arguments(arguments: list[str]) -> tuple[Path | None, dict[str, Any]]:
+    path, overrides = None, {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and not argument.endswith((".yaml", ".yml")):
+            overrides[key] = value
+        elif path is None:
+            path = Path(argument)
+        else:
+            raise KeelbenchError(
+                f"'{argument}' is neither KEY=VALUE nor the one sweep file ({path})"
+            )
+    return path, overrides
+
+
+def device_settings(device: str, dtype: str) -> dict[str, Any]:
+    """Settle ``auto``: CUDA where there is one, and the precision that goes with it."""
+    if device == "auto":
+        device = "cuda" if _has_cuda() else "cpu"
+    elif device == "cuda" and not _has_cuda():
+        raise KeelbenchError(
+            "--device cuda: torch finds no CUDA device",
+            "use --device cpu, or install a CUDA build of torch and check nvidia-smi",
+        )
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    return {"device": device, "dtype": dtype}
+
+
+def _has_cuda() -> bool:
+    """True if a GPU is there; asks torch only where a driver is."""
+    has_driver = Path("/proc/driver/nvidia/version").exists() or sys.platform == "win32"
+    if not has_driver:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def worker_count(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise KeelbenchError(f"--workers is '{text}': give auto or a number >= 0")
+    return int(text)
+
+
+def check_cells(cells: Sequence[Any]) -> None:
+    """What can be known before anything runs: readable data, and a model that fits.
+
+    Raises:
+        KeelbenchError: for data that cannot be used, and for a cell that needs more memory
+            than the machine has even for one lane with checkpointing.
+    """
+    from keelbench.cli.progress import label
+    from keelbench.data import open_source
+    from keelbench.memory import estimate_memory
+    from keelbench.parsing import raise_problems
+
+    vocab = {spec: open_source(spec).vocab for spec in dict.fromkeys(c.data for c in cells)}
+    total = _memory_bytes()
+    problems = []
+    for cell in cells:
+        if cell.device != "cpu" or cell.model.module is not None:
+            continue
+        needed = estimate_memory(cell, vocab[cell.data], 1, is_checkpointed=True)
+        if needed > total:
+            problems.append(
+                f"{label(cell)} needs about {needed / 2**30:,.1f} GiB for one lane, this "
+                f"machine has {total / 2**30:,.1f} GiB: lower width, depth, batch or seq"
+            )
+    raise_problems(problems)
+
+
+def _memory_bytes() -> float:
+    """Memory of this machine; infinite where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
