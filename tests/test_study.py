@@ -1,4 +1,4 @@
-"""The study commands end to end: stdout holds the table or the JSON, files lie in the folder."""
+"""The study commands end to end: results on stdout, files in the folder, all else on stderr."""
 
 import json
 from pathlib import Path
@@ -50,9 +50,7 @@ def test_a_study_prints_json_and_writes_its_files(
     for name in FIGURES[command]:
         assert (folder / f"{name}.png").stat().st_size > 1000
         assert (folder / f"{name}.svg").exists()
-    assert captured.err.splitlines() == [
-        line for line in captured.err.splitlines() if "wrote" in line
-    ]
+    assert "started" not in captured.err
 
 
 def test_a_study_prints_a_table_and_its_progress_goes_to_stderr(
@@ -72,25 +70,16 @@ def test_a_budget_is_solved_for_and_ramps_are_stored(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wide = ["--depth", "2,8", "--batch", "1", "--seq", "8", "--workers", "0", "-q"]
-    arguments = [
-        *wide,
-        "--parameters",
-        "55000",
-        "--steps",
-        "2",
-        "--seeds",
-        "1",
-        "--lrs",
-        "1e-2",
-    ]
-    Path("s.yaml").write_text("name: s\ncells: [{arch: keel, peak: 1.6e-3, slope: 1.6e-4}]\n")
+    train = ["--steps", "2", "--seeds", "1", "--lrs", "1e-2"]
+    arguments = [*wide, "--parameters", "61000", *train]
+    Path("s.yaml").write_text("name: s\ndefaults: {arch: keel, peak: 1.6e-3, slope: 1.6e-4}\n")
     assert run(["scaling", "s.yaml", *arguments, "--no-ramp", "--json", "-"]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
     assert [row["depth"] for row in rows] == [2, 8]
     assert rows[0]["width"] > rows[1]["width"]
-    assert all(abs(row["parameters"] / 55_000 - 1) < 0.1 for row in rows)
-    fixed = ["--depth", "4", "--width", "16", *wide[2:], "--steps", "2", "--seeds", "1"]
-    assert run(["scaling", "s.yaml", *fixed, "--lrs", "1e-2"]) == 0
+    assert all(abs(row["parameters"] / 61_000 - 1) < 0.1 for row in rows)
+    fixed = ["--depth", "4", "--width", "16", *wide[2:], *train]
+    assert run(["scaling", "s.yaml", *fixed]) == 0
     assert len(list(Path("results/s/records").glob("*.json"))) == 1
 
 

@@ -61,13 +61,13 @@ def _lane_rows(cell: Cell, varying: Sequence[str]) -> list[Row]:
 
 def _columns(rows: Sequence[Row], varying: Sequence[str]) -> list[Column]:
     return [
-        Column("arch", "architecture", lambda row, face: face.arch(row["arch"]), "left"),
+        Column("arch", "arch", lambda row, face: face.arch(row["arch"]), "left"),
         Column("depth", "depth", plain("depth")),
         width_column(rows),
         *(setting_column(name) for name in varying),
         Column("seed", "seed", plain("seed")),
         Column("verdict", "verdict", _verdict_text, "left"),
-        Column("onset_step", "onset\n(step)", plain("onset_step")),
+        Column("onset_step", "onset\n(step)", plain("onset_step"), importance=1),
         Column(
             "detected_step",
             "noticed\n(step)",
@@ -76,9 +76,9 @@ def _columns(rows: Sequence[Row], varying: Sequence[str]) -> list[Column]:
             in_papers=False,
         ),
         Column("max_lr", "Max LR", _max_lr_text, "left"),
-        Column("steps", "steps", plain("steps"), importance=1, in_papers=False),
-        Column("seconds", "time\n(s)", seconds_text, importance=2, in_papers=False),
-        Column("id", "record", plain("id"), "left", importance=3, in_papers=False),
+        Column("steps", "steps", plain("steps"), importance=2, in_papers=False),
+        Column("seconds", "time\n(s)", seconds_text, importance=3, in_papers=False),
+        Column("id", "record", plain("id"), "left", importance=4, in_papers=False),
         Column("reason", "reason", plain("reason"), "left", importance=8, in_papers=False),
     ]
 
