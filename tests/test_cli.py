@@ -138,7 +138,7 @@ def test_every_skin_prints(measured, capsys, monkeypatch, skin):
     monkeypatch.chdir(folder)
     assert run(["report", "r", "--format", skin]) == 0
     out = capsys.readouterr().out
-    assert "keel" in out
+    assert "keel" in out.lower()
     assert {"markdown": "|", "csv": ",", "latex": r"\toprule", "json": "schema"}[skin] in out
 
 
@@ -275,9 +275,9 @@ def test_describe_builds_nothing_and_tells_everything(capsys):
 
 def test_refine_shows_both_slopes(capsys):
     command = ["maxlr", "post_ln", *TINY, "--seeds", "1", "--workers", "0", "--refine"]
-    assert run([*command, "--slope", "2e-3", "--json", "-", "--quiet"]) == 0
+    assert run([*command, "--slope", "1e-3", "--json", "-", "--quiet"]) == 0
     slopes = [cell["slope"] for cell in json.loads(capsys.readouterr().out)["cells"]]
-    assert sorted(slopes) == [2.5e-4, 2e-3]
+    assert sorted(slopes) == [1.25e-4, 1e-3]
 
 
 def test_a_baseline_is_passed_by_the_same_code_and_failed_by_other_settings(capsys):

@@ -24,18 +24,21 @@ ROWS = (
     ("registry", "parsing"),
     ("specs",),
     ("records",),
-    ("archs", "layout", "memory", "shortcut", "data"),
+    ("archs", "layout", "memory", "shortcut", "data", "tasks"),
     ("changepoint", "divergence", "stats", "log_table", "logs"),
-    ("norms", "fused", "model", "optim", "engine", "observe", "contract"),
+    ("native", "norms", "fused", "sublayers", "compiled", "cuda_graph"),
+    ("model", "optim", "engine", "foreign", "observe", "contract"),
     ("ramp", "hold", "refine", "search", "store", "launch", "sweep_spec", "training"),
-    ("sweep", "parallel", "gradients", "diagnose", "lrsweep", "report", "gate"),
+    ("sweep", "parallel", "gradients", "diagnose", "lrsweep", "redundancy", "scaling"),
+    ("task_scores", "report", "gate"),
     ("api", "cli", "pytest_plugin", "__main__"),
 )
 """Modules and packages from the bottom up; the package itself only names the public API."""
 
 TORCH_AT_IMPORT = (
-    *("norms", "fused", "model", "optim", "engine", "observe", "contract"),
-    *("ramp", "search", "training", "gradients", "diagnose"),
+    *("native", "norms", "fused", "sublayers", "compiled", "cuda_graph"),
+    *("model", "optim", "engine", "foreign", "observe", "contract"),
+    *("ramp", "search", "training", "gradients", "diagnose", "redundancy", "task_scores"),
 )
 """Everything else may use torch inside functions at most, or for annotations."""
 

@@ -201,7 +201,9 @@ def test_cells_that_differ_in_their_peak_alone_are_a_grid() -> None:
 
 def test_max_lr_stands_beside_the_best_lr_of_the_same_setting() -> None:
     (ramp,) = run_ramp(tiny_cell("keel", peak=8e-3), [0])
-    records = [dataclasses.replace(ramp, seed=k, max_lr=lr) for k, lr in enumerate((4e-3, 9e-3))]
+    records = [
+        dataclasses.replace(ramp, seed=k, max_lr=lr) for k, lr in enumerate((4e-3, 9e-3))
+    ]
     sweep = sweep_of({0: [3, 2, 4]}, peak=3e-2, probe_batch=5)
     (row,) = relation_rows([sweep], records)
     assert row["best_lr"] == pytest.approx(2e-3)

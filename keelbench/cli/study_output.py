@@ -124,7 +124,7 @@ def _number(value: Any) -> str:
         return str(value)
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.3g}"
-    return f"{value:.4g}"
+    return f"{value:.{digits}g}"
 
 
 class StudyProgress:
