@@ -83,7 +83,8 @@ class TokenSource:
 
 
 def open_source(spec: DataSpec) -> TokenSource:
-    """The tokens behind ``kjv``, ``markov``, ``text:PATH``, ``tokens:PATH`` or ``hf:NAME``.
+    """The tokens behind ``kjv``, ``markov``, ``text:PATH``, ``tokens:PATH``,
+    ``hf:NAME`` or ``task:NAME``.
 
     Raises:
         KeelbenchError: for a missing, empty, too short or wrong-typed file, and for token
@@ -94,7 +95,7 @@ def open_source(spec: DataSpec) -> TokenSource:
         near = did_you_mean(kind, SOURCES.names())
         raise KeelbenchError(
             f"unknown data source '{spec.source}'{near}",
-            "known: kjv, markov, text:PATH, tokens:PATH, hf:NAME",
+            "known: kjv, markov, text:PATH, tokens:PATH, hf:NAME, task:NAME",
         )
     source: TokenSource = SOURCES.get(kind)(argument, spec)
     least = max(2, math.ceil((spec.seq + 2) / HELD_OUT))

@@ -82,6 +82,12 @@ def _search(cell: CellSpec, seed: int, on_progress: Callable[[Progress], None]) 
     return _record(cell, seed, trials, ramp, seconds)
 
 
+def hold_trials(cell: CellSpec, seed: int, lrs: Sequence[float]) -> list[Trial]:
+    """Hold one seed at each of these LRs, as lanes of one batch."""
+    outcomes = _hold_all(cell, seed, lrs, lambda _: None)
+    return [outcomes[lr][0] for lr in lrs]
+
+
 def next_lrs(trials: Sequence[Trial], cell: CellSpec) -> list[float]:
     """LRs to try next; empty once the answer is known to the resolution.
 

@@ -303,27 +303,29 @@ PLAIN: dict[str, tuple[Callable[[Plain, Tensor, int], Tensor], bool]] = {
 """Name to (one block, whether a final norm follows); depth 8 is four blocks."""
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("rule", list(PLAIN))
-def test_logits_and_gradients_equal_a_plain_implementation(rule: str) -> None:
+def test_losses_and_gradients_equal_a_plain_implementation(rule: str, is_fused: bool) -> None:
     block_of, has_final_norm = PLAIN[rule]
-    model = stirred(make_model(rule, seeds=(0, 1), depth=DEPTH, width=WIDTH))
-    tokens = random_tokens(2, batch=2, length=5)
-    logits = model.logits(tokens).view(2, 2, 5, VOCAB)
-    expected = torch.empty_like(logits)
+    model = stirred(make_model(rule, seeds=(0, 1), depth=DEPTH, width=WIDTH, is_fused=is_fused))
+    windows = random_tokens(2, batch=2, length=6)
+    expected = torch.empty(2, 2, 5, VOCAB, dtype=torch.float64)
     for lane in range(2):
         net = Plain(model, lane)
         for row in range(2):
-            x = net.weights["embedding"][tokens[lane, row]]
+            x = net.weights["embedding"][windows[lane, row, :-1]]
             for block in range(DEPTH // 2):
                 x = block_of(net, x, block)
             if has_final_norm:
                 x = net.norm(x, "final")
             expected[lane, row] = x @ net.weights["head"]
-    assert_close(logits, expected, EXACT)
-    direction = random_floats(*logits.shape)
-    (ours,) = torch.autograd.grad((logits * direction).sum(), model.flat_SP, retain_graph=True)
-    (theirs,) = torch.autograd.grad((expected * direction).sum(), model.flat_SP)
-    assert_close(ours, theirs, EXACT)
+    assert_close(model.logits(windows[:, :, :-1]).view(expected.shape), expected, EXACT)
+    log_p = expected.log_softmax(-1).gather(-1, windows[:, :, 1:, None])
+    expected_losses = -log_p.mean(dim=(1, 2, 3))
+    (expected_gradient,) = torch.autograd.grad(expected_losses.sum(), model.flat_SP)
+    losses, gradient = losses_and_gradients(model, windows)
+    assert_close(losses, expected_losses, EXACT)
+    assert_close(gradient, expected_gradient, EXACT)
 
 
 def test_qk_norm_is_an_rms_norm_of_each_head_before_rope() -> None:

@@ -110,14 +110,15 @@ def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
 
 
 def _text(row: Row, name: str) -> str:
-    value = _number(row[name])
+    digits = 5 if name.endswith("decay") else 4
+    value = _number(row[name], digits)
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    return (
-        value if low is None or high is None else f"{value} [{_number(low)}, {_number(high)}]"
-    )
+    if low is None or high is None:
+        return value
+    return f"{value} [{_number(low, digits)}, {_number(high, digits)}]"
 
 
-def _number(value: Any) -> str:
+def _number(value: Any, digits: int) -> str:
     if value is None:
         return "-"
     if not isinstance(value, float):
