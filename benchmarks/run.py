@@ -24,6 +24,7 @@ from keelbench.native.library import describe
 from keelbench.ramp import cpu_name
 
 RESULTS = Path(__file__).parent / "results"
+FILE = RESULTS / "cpu.json"
 
 SHAPES = (
     Shape(64, 64, 8, 64, 1),
@@ -91,17 +92,36 @@ def main() -> None:
         "limit": limit(SHAPES[0]),
     }
     print(json.dumps(results["limit"]))
-    results["duels"] = []
+    earlier = _earlier(results["environment"])
+    results["duels"] = [one for one in earlier if one["shape"] not in {c.name for c in chosen}]
+    if not arguments.no_scaling:
+        results["scaling"] = scaling()
     for shape in chosen:
         contenders = sides(shape, cores, arguments.compiled, arguments.cpu_time)
         rows = duel(contenders, arguments.rounds, by_cpu_time=arguments.cpu_time)
         results["duels"].append({"shape": shape.name, "rows": rows})
         for row in rows:
             print(shape.name, row["label"], row["median"], "x", row["advantage"], flush=True)
-    if not arguments.no_scaling:
-        results["scaling"] = scaling()
+        _write(results)
+
+
+def _earlier(environment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Duels of an earlier, unfinished run on the same machine and clock."""
+    if not FILE.exists():
+        return []
+    before = json.loads(FILE.read_text(encoding="utf-8"))
+    same = all(
+        before["environment"].get(key) == environment[key] for key in ("cpu", "torch", "clock")
+    )
+    return list(before["duels"]) if same else []
+
+
+def _write(results: dict[str, Any]) -> None:
+    """After every duel, so that a run that is cut short keeps what it has."""
+    order = [shape.name for shape in SHAPES]
+    results["duels"].sort(key=lambda one: order.index(one["shape"]))
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "cpu.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     write_tables(results)
 
 
