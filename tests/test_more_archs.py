@@ -189,6 +189,17 @@ def test_hyper_connections_start_as_pre_ln() -> None:
     assert_close(four, pre_ln, 1e-3)  # the final norm's eps weighs 16 times less
 
 
+def test_hyper_connections_first_read_one_trunk_in_turn_and_write_to_all() -> None:
+    """The paper's init: A_m = e_(l mod n), B = 1, A_r = I."""
+    for index in (0, 1, 5):
+        slots = make_rule("hyper_connections(n=3)").param_slots(Site(index, 8))
+        read = [slots[f"read_{i}"].init for i in range(3)]
+        assert read == [float(i == index % 3) for i in range(3)]
+        assert [slots[f"write_{i}"].init for i in range(3)] == [1, 1, 1]
+        mix = [[slots[f"mix_{i}_{j}"].init for j in range(3)] for i in range(3)]
+        assert mix == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
 def test_lns_is_pre_ln_in_the_first_block_only() -> None:
     tokens = random_tokens()
     shallow = [make_model(arch, depth=2).losses(tokens) for arch in ("lns", "pre_ln")]

@@ -37,7 +37,8 @@ def lr_sweep_figure(rows: Sequence[Row], *, width: float | None = None) -> Figur
     figure, grid = panels([f"L = {d}, width {w}" for d, w in shapes], width=width)
     for axes, found in zip(grid, shapes.values(), strict=True):
         log_axis(axes, "x", *padded(*_ends(finite(r["lr"] for r in found))), text=lr_text)
-        axes.set_ylim(_loss_limits(found))
+        if (limits := _loss_limits(found)) is not None:
+            axes.set_ylim(limits)
         axes.axhline(found[0]["init_loss"], color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
         for arch, of_arch in by(found, "arch").items():
             _seeds(axes, of_arch, looks[arch])
@@ -48,12 +49,12 @@ def lr_sweep_figure(rows: Sequence[Row], *, width: float | None = None) -> Figur
     return figure
 
 
-def _loss_limits(rows: Sequence[Row]) -> tuple[float, float] | tuple[None, None]:
+def _loss_limits(rows: Sequence[Row]) -> tuple[float, float] | None:
     """Around the losses, and never far above the loss at init, however high one rises."""
     losses = [loss for row in rows for loss in finite(row["seed_losses"])]
     losses += finite(row["loss_low"] for row in rows) + finite(row["loss_high"] for row in rows)
     if not losses:
-        return None, None
+        return None
     low, high = min(losses), min(max(losses), rows[0]["init_loss"])
     margin = 0.08 * max(high - low, 0.1)
     return low - margin, high + margin
