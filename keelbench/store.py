@@ -8,7 +8,7 @@ processes can write to one folder.
 import contextlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,16 +94,16 @@ def read_record(path: Path) -> Record:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all, under a unique temporary name in the same folder."""
     data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Named before it exists, so that an interruption at any point finds what to remove.
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
