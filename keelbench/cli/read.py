@@ -98,20 +98,23 @@ def _compare(folders: list[Path], html: Path | None) -> None:
     if len(folders) != 2:
         raise KeelbenchError(f"--compare takes two results folders, got {len(folders)}")
     first, second = (load_records(folder) for folder in folders)
+    names = [folder.resolve().name for folder in folders]
+    if names[0] == names[1]:
+        names = ["first", "second"]
     print(
         render_comparison_table(
             first,
             second,
             "terminal",
-            first_name=str(folders[0]),
-            second_name=str(folders[1]),
+            first_name=names[0],
+            second_name=names[1],
             width=terminal_width(),
             color=has_color(),
             encoding=sys.stdout.encoding or "utf-8",
         ).rstrip("\n")
     )
     target = html or Path("comparison.html")
-    page = render_comparison(first, second, str(folders[0]), str(folders[1]))
+    page = render_comparison(first, second, *names)
     write_text(page, str(target))
     note(f"wrote {target}")
 
