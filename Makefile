@@ -29,6 +29,7 @@ gate: install
 	$(BIN)/keelbench check --sweep sweeps/ci.yaml --max-seeds 8 --quiet
 
 bench: install
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.run
 
 bench-gpu: install
