@@ -29,6 +29,10 @@ WINDOW = 8
 BEFORE, AFTER = 16, 8
 """Probes before and after the onset in which a first move is looked for."""
 
+PROBES = 32
+"""Probes that an early onset should have before it: a weak architecture breaks within the
+first 50 steps, so it is probed more often than the ramp did."""
+
 LASTING = 0.75
 """Share of the probes from the move to the end of the watch at which the site is away."""
 
@@ -91,8 +95,9 @@ def watch(record: Record, onset: int) -> tuple[NDArray[np.int64], FloatArray]:
     Returns:
         Steps of the probes (probes,) and branch-to-trunk ratios (probes, sites).
     """
-    cell = record.cell
-    stop = min(onset + AFTER * cell.data.probe_every + 1, cell.ramp.steps)
+    every = max(1, min(record.cell.data.probe_every, onset // PROBES))
+    cell = record.cell.replaced({"data.probe_every": every})
+    stop = min(onset + AFTER * every + 1, cell.ramp.steps)
     with threads(cell.threads):
         engine = Engine(cell, [record.seed], stop)
         watcher = Observed(engine.model.rule, is_probe_only=True)

@@ -100,32 +100,36 @@ def task_scores(
     cells = [cell.validated() for cell in cells]
     tasks, homes = [], []
     for position, cell in enumerate(cells):
-        if not cell.data.source.startswith("task:"):
-            raise KeelbenchError(
-                f"data.source is '{cell.data.source}': scores need a task with known answers",
-                "for example task:induction",
-            )
-        grid = lrs or [lr * PAPER_WIDTH / cell.model.width for lr in NORMALIZED_LRS]
-        lanes = [(seed, lr) for seed in seeds for lr in grid]
-        for group in lane_groups(len(lanes), MAX_LANES[cell.device]):
-            chosen = [lanes[lane] for lane in group]
-            options = {
-                "lrs": [lr for _, lr in chosen],
-                "schedule": dataclasses.asdict(schedule),
-            }
-            tasks.append(
-                Task(
-                    cell=cell,
-                    seeds=tuple(seed for seed, _ in chosen),
-                    target="keelbench.task_scores:train_and_score",
-                    options=options,
-                )
-            )
-            homes.append(position)
+        found = _tasks(cell, seeds, lrs, schedule)
+        tasks += found
+        homes += [position] * len(found)
     results = run_tasks(tasks, workers, on_event=on_event)
     return [
         _gathered(cell, schedule, [r for h, r in zip(homes, results, strict=True) if h == k])
         for k, cell in enumerate(cells)
+    ]
+
+
+def _tasks(
+    cell: CellSpec, seeds: Sequence[int], lrs: Sequence[float] | None, schedule: Schedule
+) -> list[Task]:
+    """A lane for every seed and LR, in groups."""
+    if not cell.data.source.startswith("task:"):
+        raise KeelbenchError(
+            f"data.source is '{cell.data.source}': scores need a task with known answers",
+            "for example task:induction",
+        )
+    grid = lrs or [lr * PAPER_WIDTH / cell.model.width for lr in NORMALIZED_LRS]
+    lanes = [(seed, lr) for seed in seeds for lr in grid]
+    groups = [[lanes[k] for k in g] for g in lane_groups(len(lanes), MAX_LANES[cell.device])]
+    return [
+        Task(
+            cell=cell,
+            seeds=tuple(seed for seed, _ in group),
+            target="keelbench.task_scores:train_and_score",
+            options={"lrs": [lr for _, lr in group], "schedule": dataclasses.asdict(schedule)},
+        )
+        for group in groups
     ]
 
 

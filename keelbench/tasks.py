@@ -53,7 +53,7 @@ class AnswerTask(ABC):
 class Induction(AnswerTask):
     """A block of distinct symbols, then the same again: what followed this symbol before?"""
 
-    symbols: int = 64
+    symbols: int = 16
 
     title: ClassVar[str] = "induction copy"
     example: ClassVar[str] = "d a f c | d A F C D A F C"
@@ -84,7 +84,7 @@ class Hops(AnswerTask):
     """A permutation written out as pairs, then queries: where do k steps from here lead?"""
 
     hops: int = 2
-    symbols: int = 8
+    symbols: int = 5
 
     title: ClassVar[str] = "k-hop lookup"
     example: ClassVar[str] = "a c b a c b : a B b C (2 hops)"
@@ -122,10 +122,10 @@ class Arithmetic(AnswerTask):
     """Chains of +, - and × modulo m, worked from left to right: what is the result?"""
 
     modulus: int = 5
-    terms: int = 3
+    terms: int = 2
 
     title: ClassVar[str] = "modular arithmetic"
-    example: ClassVar[str] = "3 + 4 × 2 = 4 (modulo 5)"
+    example: ClassVar[str] = "3 + 4 = 2 (modulo 5)"
 
     def __post_init__(self) -> None:
         _require_count("arithmetic", "modulus", self.modulus, 2)

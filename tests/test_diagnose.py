@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from keelbench.diagnose import AFTER, diagnosed, first_moves, watch
 from keelbench.engine import Engine
-from keelbench.ramp import ramp_lrs, run_ramp
+from keelbench.observe import Observed
+from keelbench.ramp import run_ramp
 from keelbench.records import Record, Verdict, VerdictKind
 
 PROBES, SITES, EVERY = 40, 12, 4
@@ -90,17 +92,38 @@ def broken() -> Record:
 
 def test_a_lane_is_watched_while_it_repeats_itself(broken: Record) -> None:
     steps, ratios = watch(broken, 40)
-    assert broken.trace.probe_step is not None
-    stop = 40 + AFTER * broken.cell.data.probe_every
-    expected = [step for step in broken.trace.probe_step.tolist() if step <= stop]
-    assert steps.tolist() == expected
+    assert steps.tolist() == list(range(40 + AFTER + 1))
     assert ratios.shape == (len(steps), 6)
-    engine = Engine(broken.cell, [2], 9)
-    engine.advance(ramp_lrs(broken.cell, 0, 9)[:, None])
-    assert engine.probes()[1][-1, 0] == broken.trace.probe[2]  # type: ignore[index]
-    watched_at_init = ratios[0]
-    again = watch(dataclasses.replace(broken, seed=3), 40)[1][0]
-    assert not np.allclose(watched_at_init, again)
+    engine = Engine(broken.cell, [2], 1)
+    watcher = Observed(engine.model.rule, is_probe_only=True)
+    engine.model.rule = watcher
+    engine.advance(np.zeros((1, 1)))
+    found = [p.branch_square_SN.mean() / p.trunk_square_SN.mean() for p in watcher.passages]
+    assert ratios[0] == pytest.approx([math.sqrt(ratio) for ratio in found], rel=1e-5)
+    again = watch(dataclasses.replace(broken, seed=3), 40)[1]
+    assert not np.allclose(ratios[0], again[0])
+
+
+def test_a_late_onset_is_probed_as_often_as_the_ramp_was(broken: Record) -> None:
+    cell = broken.cell.replaced({"probe_every": 2})
+    steps, _ = watch(dataclasses.replace(broken, cell=cell), 64)
+    assert steps.tolist() == list(range(0, 80, 2))
+
+
+def test_watching_does_not_change_the_run(
+    broken: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Engine] = []
+
+    class Kept(Engine):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            engines.append(self)
+
+    monkeypatch.setattr("keelbench.diagnose.Engine", Kept)
+    watch(broken, 40)
+    (engine,) = engines
+    assert engine.losses()[:, 0].tolist() == broken.trace.loss[: engine.steps].tolist()
 
 
 def test_the_diagnosis_is_stored_beside_what_was_there(broken: Record) -> None:

@@ -11,10 +11,9 @@ import torch
 from helpers import by_seed, numbers, refusal, tiny_cell
 from torch import Tensor, nn
 
-from keelbench import foreign
 from keelbench.engine import Engine
-from keelbench.errors import KeelbenchError
-from keelbench.foreign import ForeignEngine, ForeignModel, open_engine
+from keelbench.foreign import ForeignEngine, open_engine
+from keelbench.foreign_model import ForeignModel
 from keelbench.ramp import run_ramp
 from keelbench.specs import CellSpec, ModelSpec
 
@@ -125,6 +124,19 @@ def test_lanes_do_not_see_each_other_even_with_dropout() -> None:
         alone = engine(build, (seed,))
         alone.advance(lrs(6, 1))
         assert alone.losses()[:, 0].tolist() == both.losses()[:, position].tolist()
+
+
+def test_probing_does_not_move_a_lanes_random_state() -> None:
+    class Noisy(Small):
+        def forward(self, tokens: Tensor) -> Tensor:
+            logits = super().forward(tokens)
+            noise: Tensor = logits + 0.1 * torch.randn(logits.shape)
+            return noise
+
+    often, once = engine(Noisy, probe_every=1), engine(Noisy, probe_every=100)
+    for lane in (often, once):
+        lane.advance(lrs(5, 1))
+    assert often.losses().tolist() == once.losses().tolist()
 
 
 def test_a_dropped_lane_leaves_the_others_as_they_were() -> None:
@@ -310,8 +322,3 @@ def test_bfloat16_runs_under_autocast() -> None:
     assert model.losses(windows) == pytest.approx(plain.losses(windows), rel=2e-2)
     assert model.losses(windows) != plain.losses(windows)
     assert model.flat_SP.dtype == torch.float32
-
-
-def test_the_public_names_are_few() -> None:
-    assert issubclass(KeelbenchError, Exception)
-    assert foreign.GIVEN == ("vocab", "seq", "depth", "width", "seed")

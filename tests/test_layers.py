@@ -27,7 +27,7 @@ ROWS = (
     ("archs", "layout", "memory", "shortcut", "data", "tasks"),
     ("changepoint", "divergence", "stats", "log_table", "logs"),
     ("native", "norms", "fused", "sublayers", "compiled", "cuda_graph"),
-    ("model", "optim", "engine", "foreign", "observe", "contract"),
+    ("model", "optim", "engine", "foreign", "foreign_model", "observe", "contract"),
     ("ramp", "hold", "refine", "search", "store", "launch", "sweep_spec", "training"),
     ("sweep", "parallel", "gradients", "diagnose", "lrsweep", "redundancy", "scaling"),
     ("task_scores", "report", "gate"),
@@ -37,7 +37,7 @@ ROWS = (
 
 TORCH_AT_IMPORT = (
     *("native", "norms", "fused", "sublayers", "compiled", "cuda_graph"),
-    *("model", "optim", "engine", "foreign", "observe", "contract"),
+    *("model", "optim", "engine", "foreign", "foreign_model", "observe", "contract"),
     *("ramp", "search", "training", "gradients", "diagnose", "redundancy", "task_scores"),
 )
 """Everything else may use torch inside functions at most, or for annotations."""

@@ -281,4 +281,5 @@ def test_the_global_random_state_is_neither_used_nor_touched() -> None:
 def test_other_precisions_train_as_well(settings: dict[str, Any]) -> None:
     record, single = ramp(tiny_cell(**settings))[0], ramp(tiny_cell())[0]
     assert record.trace.loss[0] == pytest.approx(single.trace.loss[0], rel=1e-2)
+    assert record.trace.loss[0] != single.trace.loss[0]
     assert record.trace.loss[-1] < record.trace.loss[0] - 0.5

@@ -1,5 +1,6 @@
 """``keelbench gradients`` and ``lrsweep``; the other studies are in ``study_models``."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -163,26 +164,8 @@ def lrsweep(
         if row["is_edge"]:
             note(f"{row['arch']} L={row['depth']}: the best LR is an end of the grid")
 
-    def loss_figure() -> Any:
-        from keelbench.report.plots.lrsweep import lr_sweep_figure
-
-        return lr_sweep_figure(points)
-
-    def curves_figure() -> Any:
-        from keelbench.report.plots.lrsweep import training_curves_figure
-
-        shape = [p for p in points if (p["depth"], p["width"]) == _shape(points[0])]
-        return training_curves_figure(shape)
-
-    def scatter() -> Any:
-        from keelbench.report.plots.lrsweep import relation_figure
-
-        return relation_figure(relation)
-
-    figures = {"loss_lr": loss_figure, "training": curves_figure}
-    if any(row["max_lr"] is not None for row in relation):
-        figures["max_and_best_lr"] = scatter
-    elif max_lr:
+    figures = _lr_figures(points, relation)
+    if max_lr and "max_and_best_lr" not in figures:
         note(f"no cell of {max_lr} has a Max LR under the same settings: no scatter")
     publish(
         "lrsweep",
@@ -193,6 +176,32 @@ def lrsweep(
         folder=out or Path("results/lrsweep"),
         json=json,
     )
+
+
+def _lr_figures(
+    points: list[dict[str, Any]], relation: list[dict[str, Any]]
+) -> dict[str, Callable[[], Any]]:
+    """What an LR sweep draws; training curves of the first shape alone."""
+
+    def losses() -> Any:
+        from keelbench.report.plots.lrsweep import lr_sweep_figure
+
+        return lr_sweep_figure(points)
+
+    def curves() -> Any:
+        from keelbench.report.plots.lrsweep import training_curves_figure
+
+        return training_curves_figure([p for p in points if _shape(p) == _shape(points[0])])
+
+    def scatter() -> Any:
+        from keelbench.report.plots.lrsweep import relation_figure
+
+        return relation_figure(relation)
+
+    figures = {"loss_lr": losses, "training": curves}
+    if any(row["max_lr"] is not None for row in relation):
+        figures["max_and_best_lr"] = scatter
+    return figures
 
 
 def _shape(row: dict[str, Any]) -> tuple[int, int]:

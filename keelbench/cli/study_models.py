@@ -200,7 +200,7 @@ def tasks(
     depth: Depths = "8",
     width: Width = "32",
     lrs: Lrs = None,
-    steps: Steps = 500,
+    steps: Steps = 800,
     warmup: Warmup = 0.1,
     batch: Batch = None,
     seq: Seq = None,
