@@ -1,6 +1,6 @@
 """Does the gate see real faults of code? ``python -m benchmarks.gate_faults [--repeats 20]``
 
-Each repeat draws fresh seeds, measures a baseline with the code as it is, and then checks
+Each repeat draws 16 fresh seeds, measures a baseline with the code as it is, and then checks
 five faulty versions of the code (settings unchanged) and one unchanged version whose initial
 weights are nudged by a millionth, as another machine would round them. Prints how often each
 was called regressed, and by how much it moved Max LR.
@@ -27,7 +27,7 @@ from keelbench.store import Store
 from keelbench.sweep import run_cells
 from keelbench.sweep_spec import load_sweep
 
-SEEDS = 8
+SEEDS = 16
 RESULTS = Path(__file__).parent / "results" / "gate_faults.json"
 
 
