@@ -13,7 +13,7 @@ from keelbench.parsing import raise_problems
 from keelbench.registry import did_you_mean
 from keelbench.specs import FIELD_NAMES, CellSpec, find_field
 
-SWEEP_KEYS = ("name", "seeds", "reference", "defaults", "matrix", "cells")
+SWEEP_KEYS = ("name", "seeds", "reference", "defaults", "matrix", "vary", "cells")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,10 @@ class SweepSpec:
 def load_sweep(path: Path, overrides: dict[str, Any] | None = None) -> SweepSpec:
     """Read and expand a sweep file.
 
-    ``matrix`` maps settings to lists and expands to their product; ``cells`` lists cells one
-    by one; ``defaults`` holds for all. Overrides win over everything in the file.
+    ``matrix`` maps settings to lists and expands to their product; ``vary`` maps settings to
+    lists too, and changes one of them at a time in every cell of the matrix, beside the
+    unchanged cell; ``cells`` lists cells one by one; ``defaults`` holds for all. Overrides win
+    over everything in the file.
 
     Raises:
         KeelbenchError: if the file is missing or not YAML, or with every problem in it.
@@ -68,13 +70,11 @@ def build_sweep(
             problems.append(f"unknown key '{key}'{near}: allowed are {', '.join(SWEEP_KEYS)}")
     defaults = _settings(values.get("defaults") or {}, "defaults", problems)
     forced = _settings(overrides, "overrides", problems)
-    settings = [
-        {**defaults, **row, **forced}
-        for row in [
-            *_matrix_rows(values.get("matrix") or {}, problems),
-            *_listed_rows(values.get("cells") or [], problems),
-        ]
-    ]
+    matrix = _matrix_rows(values, problems)
+    changes = _single_changes(values.get("vary") or {}, problems)
+    varied = [row | change for change, row in itertools.product(changes, matrix)]
+    listed = _listed_rows(values.get("cells") or [], problems)
+    settings = [{**defaults, **row, **forced} for row in [*varied, *listed]]
     settings = settings or [{**defaults, **forced}]
     seeds = parse_seeds(values.get("seeds", 3), problems)
     cells = _cells(settings, problems)
@@ -122,15 +122,27 @@ def _settings(values: Any, where: str, problems: list[str]) -> dict[str, Any]:
     return named
 
 
-def _matrix_rows(matrix: Any, problems: list[str]) -> list[dict[str, Any]]:
-    axes = _settings(matrix, "matrix", problems)
-    if not axes:
+def _matrix_rows(values: dict[str, Any], problems: list[str]) -> list[dict[str, Any]]:
+    axes = _lists(values.get("matrix") or {}, "matrix", problems)
+    if not axes and not values.get("vary"):
         return []
-    lists = [value if isinstance(value, list) else [value] for value in axes.values()]
-    for name, values in zip(axes, lists, strict=True):
-        if not values:
-            problems.append(f"matrix: {name} is an empty list")
-    return [dict(zip(axes, row, strict=True)) for row in itertools.product(*lists)]
+    return [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
+
+
+def _single_changes(vary: Any, problems: list[str]) -> list[dict[str, Any]]:
+    """No change, and then each value of each setting alone."""
+    axes = _lists(vary, "vary", problems)
+    return [{}, *({name: value} for name, values in axes.items() for value in values)]
+
+
+def _lists(values: Any, where: str, problems: list[str]) -> dict[str, list[Any]]:
+    """Settings with lists of values; a single value is a list of one."""
+    axes = {
+        name: value if isinstance(value, list) else [value]
+        for name, value in _settings(values, where, problems).items()
+    }
+    problems += [f"{where}: {name} is an empty list" for name in axes if not axes[name]]
+    return axes
 
 
 def _listed_rows(cells: Any, problems: list[str]) -> list[dict[str, Any]]:

@@ -79,6 +79,7 @@ def test_no_step_waits_for_the_device() -> None:
         engine._run_train(windows)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert np.isfinite(engine.losses()).all()
 
 
 def test_memory_stays_flat_over_many_steps() -> None:

@@ -16,6 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
+from keelbench.errors import KeelbenchError
 from keelbench.records import Record, VerdictKind
 from keelbench.report.plots import (
     PairedRow,
@@ -28,6 +29,8 @@ from keelbench.report.plots import (
     max_lr_figure,
     paired_figure,
     save,
+    settings_figure,
+    single_changes,
     svg_text,
 )
 from keelbench.report.plots.canvas import log_ticks, spread
@@ -183,7 +186,62 @@ def test_other_rules_take_looks_in_order_of_their_parameters() -> None:
 def test_more_rules_than_looks_still_work() -> None:
     records = [sample.record(f"rule_{number}", 64, 0) for number in range(12)]
     for draw in (max_lr_figure, loss_figure):
-        drawn(draw(records))
+        figure = draw(records)
+        drawn(figure)
+        assert "rule_11" in svg_text(figure)
+
+
+def varied() -> list[Record]:
+    """Two architectures at a base setting; batch and text changed alone, two at once once."""
+    settings: list[dict[str, object]] = [
+        {},
+        {"data__batch": 2},
+        {"data__batch": 16},
+        {"data__source": "markov"},
+        {"data__batch": 16, "data__seq": 128},
+    ]
+    records = [
+        sample.record(arch, 64, seed, **setting)  # type: ignore[arg-type]
+        for setting in settings
+        for arch in ("keel", "pre_ln")
+        for seed in range(3)
+    ]
+    return [*records, sample.record("deepnorm", 64, 0)]
+
+
+def test_settings_changed_alone_are_found_and_nothing_else() -> None:
+    found = single_changes(varied())
+    assert list(found) == ["data.source", "data.batch"], "seq changed with batch only"
+    batches = {(row["arch"], row["value"]): row for row in found["data.batch"]}
+    assert {arch for arch, _ in batches} == {"keel", "pre_ln"}, "deepnorm has one value"
+    assert [batches["keel", batch]["place"] for batch in (2, 8, 16)] == [0, 1, 2]
+    assert [batches["keel", batch]["is_base"] for batch in (2, 8, 16)] == [False, True, False]
+    values = [r for r in varied() if r.cell.data.batch == 2 and r.cell.model.arch == "keel"]
+    mean = estimate([record.max_lr or 0 for record in values]).mean
+    assert batches["keel", 2]["shown"] == pytest.approx((mean or 0) * 64 / 1024)
+
+
+def test_depths_and_single_cells_need_no_figure_of_settings() -> None:
+    deep = [sample.record("keel", depth, 0) for depth in (64, 512)]
+    assert single_changes(deep) == {} and "settings" not in figures(deep)
+    with pytest.raises(KeelbenchError):
+        settings_figure(deep)
+
+
+def test_the_figure_of_settings_has_a_panel_for_each() -> None:
+    figure = drawn(settings_figure(varied()))
+    assert [axes.get_title("left") for axes in figure.axes] == ["text", "sequences per step"]
+    ticks = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert ticks == ["2", "8", "16"]
+
+
+def test_a_survivor_among_changed_settings_gets_an_arrow() -> None:
+    healthy = sample.record("keel", 64, 0, kind=VerdictKind.SURVIVED, data__batch=4)
+    figure = drawn(settings_figure([*varied(), healthy]))
+    rows = single_changes([*varied(), healthy])["data.batch"]
+    (bound,) = [row for row in rows if row["is_bound"]]
+    assert (bound["value"], bound["shown_low"]) == (4, None)
+    assert [len(axes.texts) for axes in figure.axes] == [0, 1]
 
 
 def test_saving_is_reproducible(tmp_path: Path) -> None:

@@ -63,6 +63,25 @@ def test_a_matrix_axis_may_be_a_single_value(tmp_path: Path) -> None:
     assert archs_and_depths(sweep) == [("keel", 8), ("keel", 16)]
 
 
+def test_vary_changes_one_setting_at_a_time_beside_the_unchanged_cell(tmp_path: Path) -> None:
+    text = "matrix: {arch: [keel, pre_ln]}\nvary: {batch: [4, 16], slope: 1.0e-3, depth: [64]}"
+    sweep = load(tmp_path, text)
+    found = [(c.model.arch, c.data.batch, c.ramp.slope) for c in sweep.cells]
+    assert found == [
+        (arch, batch, slope)
+        for batch, slope in ((8, 1.6e-4), (4, 1.6e-4), (16, 1.6e-4), (8, 1e-3))
+        for arch in ("keel", "pre_ln")
+    ], "a change to what is there already counts once"
+
+
+def test_vary_needs_no_matrix_and_its_mistakes_are_told(tmp_path: Path) -> None:
+    sweep = load(tmp_path, "defaults: {arch: keel}\nvary: {depth: [8, 16]}")
+    assert archs_and_depths(sweep) == [("keel", 64), ("keel", 8), ("keel", 16)]
+    message = refusal(lambda: load(tmp_path, "vary: {dept: [8], batch: []}"))
+    assert "vary: unknown setting 'dept' (did you mean 'depth'?)" in message
+    assert "vary: data.batch is an empty list" in message
+
+
 def test_spellings_of_one_cell_count_once(tmp_path: Path) -> None:
     text = "matrix: {arch: [keel, 'keel(first_block=v2)', ' keel()'], depth: 8}"
     assert archs_and_depths(load(tmp_path, text)) == [("keel", 8)]

@@ -82,7 +82,7 @@ def varying_settings(specs: Sequence[CellSpec]) -> list[str]:
     A setting that follows from the width in every cell (heads, slope, peak) does not count
     as varying, with one exception: the slope, without which a Max LR cannot be read.
     """
-    written = [_written_settings(spec) for spec in specs]
+    written = [written_settings(spec) for spec in specs]
     names = [name for name in FIELD_NAMES if name not in SHAPE]
     varying = [name for name in names if len({str(values[name]) for values in written}) > 1]
     if "ramp.slope" not in varying and len({spec.ramp.slope for spec in specs}) > 1:
@@ -97,7 +97,8 @@ def setting_of(spec: CellSpec, name: str) -> Any:
     return getattr(owner, inner)
 
 
-def _written_settings(spec: CellSpec) -> dict[str, Any]:
+def written_settings(spec: CellSpec) -> dict[str, Any]:
+    """Every dotted setting; ``BY_DEFAULT`` where it follows from the others."""
     return {
         name: BY_DEFAULT if _follows(spec, name) else setting_of(spec, name)
         for name in FIELD_NAMES

@@ -14,6 +14,8 @@ from keelbench.report.plots import (
     has_grad_norms,
     loss_figure,
     max_lr_figure,
+    settings_figure,
+    single_changes,
 )
 from keelbench.report.plots.inline import inline_svg
 from keelbench.report.plots.looks import COLUMN_INCHES, PAGE_INCHES
@@ -33,6 +35,10 @@ DEPTH = (
     "Max LR against depth, with intervals. Markers are moved apart sideways where they would "
     "hide each other; an arrow marks a lower bound."
 )
+SETTINGS = (
+    "Max LR, normalized to width 1024, against each setting that was changed alone, with "
+    "intervals; the value that all other panels share is shaded. An arrow marks a lower bound."
+)
 LOSS = (
     "Loss against learning rate, every seed. The marker is where Max LR is read; the line is "
     "the loss of a model that has learned nothing from context. Losses far above the first "
@@ -50,6 +56,11 @@ def all_figures(records: Sequence[Record]) -> str:
     found = [column_figure("max-lr", max_lr_figure(records), MAX_LR)]
     if has_depths(records):
         found.append(column_figure("depth", depth_figure(records), DEPTH))
+    if changed := single_changes(records):
+        drawn = _curves(
+            "settings", lambda w: settings_figure(records, width=w), len(changed), SETTINGS
+        )
+        found.append(drawn)
     found.append(_curves("loss", lambda w: loss_figure(records, width=w), panels, LOSS))
     if has_grad_norms(records):
         norms = _curves(

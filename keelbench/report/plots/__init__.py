@@ -12,6 +12,7 @@ from keelbench.report.plots.curves import grad_norm_figure, loss_figure
 from keelbench.report.plots.depth import depth_figure
 from keelbench.report.plots.max_lr import max_lr_figure
 from keelbench.report.plots.paired import PairedRow, Span, paired_figure
+from keelbench.report.plots.settings import settings_figure, single_changes
 
 __all__ = [
     "PairedRow",
@@ -24,6 +25,8 @@ __all__ = [
     "max_lr_figure",
     "paired_figure",
     "save",
+    "settings_figure",
+    "single_changes",
     "svg_text",
 ]
 
@@ -37,6 +40,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     found = {"maxlr": max_lr_figure(records)}
     if has_depths(records):
         found["depth"] = depth_figure(records)
+    if single_changes(records):
+        found["settings"] = settings_figure(records)
     found["curves"] = loss_figure(records)
     if has_grad_norms(records):
         found["grad_norm"] = grad_norm_figure(records)
