@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from keelbench.cli import run
+from keelbench.cli.options import sweep_from
 
 TINY = ["--depth", "4", "--width", "16", "--batch", "2", "--seq", "16", "--peak", "0.3"]
 TRACES = Path(__file__).parent / "traces"
@@ -247,6 +248,37 @@ def test_dry_run_lists_cells_and_runs_nothing(capsys):
     out = capsys.readouterr().out
     assert out.count("keel") == 2 and "params" in out and "MiB" in out
     assert not Path("results").exists()
+
+
+def test_dry_run_shows_what_differs_and_plans_for_machines_with_a_gpu(capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    sweep = Path("sweep.yaml")
+    sweep.write_text(
+        "defaults: {arch: keel, depth: 8, device: cuda}\nvary: {batch: [2], dtype: [float32]}"
+    )
+    assert run(["compare", str(sweep), "--dry-run"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[3:5] == ["batch", "dtype"]
+    found = [row.split()[3:5] for row in rows[:3]]
+    assert found == [["8", "bfloat16"], ["2", "bfloat16"], ["8", "float32"]]
+    assert "not on this machine: device is cuda" in rows[-2]
+    assert_refused(capsys, ["compare", str(sweep)], "no CUDA device", "--device cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, ["float64", "float64", "float32"]),
+        ({"dtype": "bfloat16"}, ["bfloat16", "bfloat16"]),
+    ],
+)
+def test_the_precision_of_a_file_stays_unless_a_flag_says_otherwise(flags, expected):
+    sweep = Path("sweep.yaml")
+    sweep.write_text(
+        "defaults: {arch: keel, depth: 8, dtype: float64}\nvary: {batch: [2], dtype: [float32]}"
+    )
+    cells = sweep_from(sweep, {}, {}, None, "x", device="cpu", **flags).cells
+    assert [cell.dtype for cell in cells] == expected
 
 
 def test_judge_reads_a_log_and_gives_one_lane_object(capsys):

@@ -15,11 +15,15 @@ def print_plan(sweep: "SweepSpec", store: "Store", *, is_timed: bool) -> None:
     """One line per cell: size, steps, memory, time, and what is stored already."""
     from keelbench.archs import make_rule
     from keelbench.cli.progress import duration
+    from keelbench.errors import KeelbenchError
     from keelbench.layout import layout, parameter_count
     from keelbench.memory import estimate_memory
+    from keelbench.report.cells import setting_of, varying_settings
+    from keelbench.report.numbers import plain_value
     from keelbench.sweep import expected_steps, make_launcher, pending_seeds
 
     vocabulary = _vocabularies(sweep.cells)
+    varying = varying_settings(sweep.cells)
     rows: list[tuple[str, ...]] = []
     total = 0.0
     for cell in sweep.cells:
@@ -37,6 +41,7 @@ def print_plan(sweep: "SweepSpec", store: "Store", *, is_timed: bool) -> None:
                 cell.model.arch,
                 str(cell.model.depth),
                 str(cell.model.width),
+                *(plain_value(setting_of(cell, name)) for name in varying),
                 f"{len(pending)}/{len(sweep.seeds)}",
                 f"{size:,}",
                 f"~{expected_steps(cell):,}",
@@ -45,11 +50,15 @@ def print_plan(sweep: "SweepSpec", store: "Store", *, is_timed: bool) -> None:
                 time,
             )
         )
-    _print_table(
-        ("arch", "L", "width", "to run", "params", "steps", "at most", "MiB", "time"), rows
-    )
-    _, workers = make_launcher(sweep.cells, None)
-    print(f"\nresults would go to {store.folder}; {workers} workers")
+    settings = [name.rpartition(".")[2] for name in varying]
+    sizes = ("to run", "params", "steps", "at most", "MiB", "time")
+    _print_table(("arch", "L", "width", *settings, *sizes), rows)
+    try:
+        _, workers = make_launcher(sweep.cells, None)
+        print(f"\nresults would go to {store.folder}; {workers} workers")
+    except KeelbenchError as error:  # a plan for another machine
+        workers = 1
+        print(f"\nresults would go to {store.folder}; not on this machine: {error.message}")
     if is_timed:
         print(
             f"about {duration(total / workers)} in all (timed over {TIMED_STEPS} steps a cell)"

@@ -12,7 +12,6 @@ from keelbench.cli.options import (
     arch_list,
     axes,
     check_cells,
-    device_settings,
     split_arguments,
     sweep_from,
     worker_count,
@@ -114,8 +113,10 @@ def maxlr(
     _measure(
         None,
         axes(archs or (["keel"] if model is None else None), depth, width),
-        settings | device_settings(device, dtype),
+        settings,
         seeds,
+        device=device,
+        dtype=dtype,
         name="maxlr",
         reference="none",
         workers=workers,
@@ -166,8 +167,10 @@ def compare(
     _measure(
         sweep_path,
         axes(arch_list(arch), depth, width),
-        overrides | device_settings(device, dtype),
+        overrides,
         seeds,
+        device=device,
+        dtype=dtype,
         name=sweep_path.stem if sweep_path else "compare",
         reference=reference,
         workers=workers,
@@ -186,6 +189,8 @@ def _measure(
     settings: dict[str, Any],
     seeds: str | None,
     *,
+    device: str,
+    dtype: str,
     name: str,
     reference: str,
     workers: str,
@@ -203,7 +208,7 @@ def _measure(
     from keelbench.store import Store
 
     check_format(output_format)
-    sweep = sweep_from(sweep_path, axes, settings, seeds, name)
+    sweep = sweep_from(sweep_path, axes, settings, seeds, name, device=device, dtype=dtype)
     folder = out or Path("results") / sweep.name
     if dry_run:
         from keelbench.cli.dry_run import print_plan

@@ -28,13 +28,23 @@ def sweep_from(
     settings: dict[str, Any],
     seeds: str | None,
     name: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
 ) -> "SweepSpec":
-    """The sweep that a command line asks for; flags win over the file."""
+    """The sweep that a command line asks for; flags win over the file.
+
+    A device or dtype of ``auto`` is settled where neither the file nor a setting names one.
+    """
     from keelbench.archs import PAPER_ARCHS
     from keelbench.sweep_spec import build_sweep, load_values
 
     given = {key: value for key, value in settings.items() if value is not None}
+    given |= {k: v for k, v in (("device", device), ("dtype", dtype)) if v != "auto"}
     values: dict[str, Any] = load_values(path) if path else {"name": name}
+    defaults = values.get("defaults") or {}
+    if isinstance(defaults, dict):
+        values["defaults"] = _device_defaults(defaults | given) | defaults
     matrix = dict(values.get("matrix") or {})
     if not path and name == "compare":
         matrix["model.arch"] = list(PAPER_ARCHS)
@@ -91,18 +101,10 @@ def split_arguments(arguments: list[str]) -> tuple[Path | None, dict[str, Any]]:
     return path, overrides
 
 
-def device_settings(device: str, dtype: str) -> dict[str, Any]:
+def _device_defaults(chosen: dict[str, Any]) -> dict[str, Any]:
     """Settle ``auto``: CUDA where there is one, and the precision that goes with it."""
-    if device == "auto":
-        device = "cuda" if _has_cuda() else "cpu"
-    elif device == "cuda" and not _has_cuda():
-        raise KeelbenchError(
-            "--device cuda: torch finds no CUDA device",
-            "use --device cpu, or install a CUDA build of torch and check nvidia-smi",
-        )
-    if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
-    return {"device": device, "dtype": dtype}
+    device = chosen.get("device") or ("cuda" if _has_cuda() else "cpu")
+    return {"device": device, "dtype": "bfloat16" if device == "cuda" else "float32"}
 
 
 def _has_cuda() -> bool:

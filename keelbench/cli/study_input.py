@@ -43,8 +43,7 @@ def cells_of(
     from keelbench.cli import options
 
     chosen = options.axes(options.arch_list(arch or None), depth, width)
-    given = settings | options.device_settings(device, "auto")
-    found = options.sweep_from(path, chosen, given, seeds, name)
+    found = options.sweep_from(path, chosen, settings, seeds, name, device=device)
     options.check_cells(found.cells)
     return found
 
