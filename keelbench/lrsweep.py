@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from keelbench.capacity import MAX_LANES
 from keelbench.engine import Engine
 from keelbench.launch import Event, Task
 from keelbench.parallel import run_tasks
@@ -29,7 +30,6 @@ from keelbench.stats import (
     estimate_records,
     half_width,
 )
-from keelbench.sweep import MAX_LANES
 from keelbench.training import Schedule, held_out_losses, lane_groups, lr_grid, train
 
 NORMALIZED_GRID = (1e-4, 1e-2, 6)

@@ -4,10 +4,11 @@ Finished lanes are in the store at once; what is stored is not run again. A cell
 is a row with its reason, and the others go on.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from keelbench.capacity import available_cores, free_memory, lanes_at_once, visible_gpus
+from keelbench.data import open_source
 from keelbench.divergence import DETECTOR_VERSION
 from keelbench.errors import KeelbenchError
 from keelbench.launch import (
@@ -26,9 +27,6 @@ from keelbench.specs import CellSpec
 from keelbench.store import Store
 
 RUN_TARGET = "keelbench.search:run_lanes"
-
-MAX_LANES = {"cpu": 8, "cuda": 16}
-"""Lanes of one task at most; see docs/performance.md for the gain per lane."""
 
 TYPICAL_NORMALIZED_LR = {
     "post_ln": 2.5e-4,
@@ -81,18 +79,23 @@ def plan(
     store: Store,
     workers: int,
     options: dict[str, object] | None = None,
+    *,
+    lanes: int | None = None,
 ) -> deque[Task]:
     """Tasks for what is not stored yet, longest first.
 
-    Seeds of a cell share a task (lanes) as long as every worker has something to do.
+    Seeds of a cell share a task (lanes) as long as every worker has something to do, up to
+    ``lanes``; None takes what pays and fits into memory. Which lanes train together changes
+    no result.
     """
     pending = [(cell, pending_seeds(cell, seeds, store)) for cell in cells]
     pending = [(cell, left) for cell, left in pending if left]
     parts = max(1, -(-workers // max(1, len(pending))))
+    most = {cell: lanes or _lanes_at_once(cell, workers) for cell, _ in pending}
     tasks = [
         Task(cell=cell, seeds=tuple(group), target=RUN_TARGET, options=options or {})
         for cell, left in pending
-        for group in _split(left, parts, MAX_LANES[cell.device])
+        for group in _split(left, parts, most[cell])
     ]
     tasks.sort(key=lambda task: -expected_cost(task.cell, len(task.seeds)))
     return deque(tasks)
@@ -107,6 +110,7 @@ def run_cells(
     on_event: Callable[[Event], None] = lambda _: None,
     is_fresh: bool = False,
     options: dict[str, object] | None = None,
+    lanes: int | None = None,
 ) -> list[Record]:
     """Run what is missing and return every record of these cells and seeds.
 
@@ -117,6 +121,7 @@ def run_cells(
         workers: processes at once; 0 runs in this process, None takes all cores or GPUs.
         on_event: sees every event, for progress.
         is_fresh: run everything again, replacing what is stored.
+        lanes: trained together in one process at most; None takes what pays and fits.
     """
     cells = [cell.validated() for cell in cells]
     store.prepare()
@@ -125,7 +130,7 @@ def run_cells(
             for seed in seeds:
                 store.remove(_id(cell, seed))
     launcher, count = make_launcher(cells, workers)
-    tasks = plan(cells, seeds, store, count, options)
+    tasks = plan(cells, seeds, store, count, options, lanes=lanes)
     for event in launcher.run(tasks):
         if isinstance(event, LaneEnded):
             store.save(event.record)
@@ -155,22 +160,12 @@ def make_launcher(cells: Sequence[CellSpec], workers: int | None) -> tuple[Launc
     return ProcessLauncher([environment] * count), count
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
+def _lanes_at_once(cell: CellSpec, workers: int) -> int:
     try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
-        return os.cpu_count() or 1
-
-
-def visible_gpus() -> list[str]:
-    """Indices or UUIDs of the GPUs that this process may use."""
-    import torch
-
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [device for device in named.split(",") if device.strip()]
-    return [str(index) for index in range(torch.cuda.device_count())]
+        vocab = open_source(cell.data).vocab
+    except KeelbenchError:  # told by the task, whose cell alone fails
+        return 1
+    return lanes_at_once(cell, vocab, free_memory(cell.device, workers))
 
 
 def _handle_failure(event: TaskFailed, tasks: deque[Task], store: Store) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from keelbench.capacity import MAX_LANES
 from keelbench.engine import Engine
 from keelbench.errors import KeelbenchError
 from keelbench.launch import Event, Task
@@ -23,7 +24,6 @@ from keelbench.parallel import run_tasks
 from keelbench.ramp import Progress
 from keelbench.search import threads
 from keelbench.specs import PAPER_WIDTH, CellSpec
-from keelbench.sweep import MAX_LANES
 from keelbench.tasks import TaskSource
 from keelbench.training import EVAL_BATCH, Schedule, lane_groups, train
 

@@ -29,6 +29,7 @@ ROWS = (
     ("native", "norms", "fused", "sublayers", "compiled", "cuda_graph"),
     ("model", "optim", "engine", "foreign", "foreign_model", "observe", "contract"),
     ("ramp", "hold", "refine", "search", "store", "launch", "sweep_spec", "training"),
+    ("capacity",),
     ("sweep", "parallel", "gradients", "diagnose", "lrsweep", "redundancy", "scaling"),
     ("task_scores", "report", "gate"),
     ("api", "cli", "pytest_plugin", "__main__"),

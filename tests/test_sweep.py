@@ -178,6 +178,17 @@ def test_a_cuda_cell_without_a_cuda_device_is_refused(
     assert "no CUDA device is visible" in message and "--device cpu" in message
 
 
+def test_lanes_may_be_limited_and_change_no_result(store: Store, tmp_path: Path) -> None:
+    tasks = plan([cell()], (0, 1, 2), store, workers=1, lanes=2)
+    assert [task.seeds for task in tasks] == [(0, 1), (2,)]
+    assert [t.seeds for t in plan([cell()], (0, 1, 2), store, workers=1)] == [(0, 1, 2)]
+    tiny = tiny_cell()
+    together = run_cells([tiny], (0, 1), store, 0)
+    alone = run_cells([tiny], (0, 1), Store(tmp_path / "alone"), 0, lanes=1)
+    for one, other in zip(together, alone, strict=True):
+        assert numbers(one.trace) == numbers(other.trace)
+
+
 # What goes wrong
 
 

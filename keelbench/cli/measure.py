@@ -12,6 +12,7 @@ from keelbench.cli.options import (
     arch_list,
     axes,
     check_cells,
+    lane_count,
     split_arguments,
     sweep_from,
     worker_count,
@@ -33,6 +34,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is stored already.")]
 Workers = Annotated[
     str, typer.Option("--workers", help="Processes at once: auto, a number, 0 for in-process.")
+]
+Lanes = Annotated[
+    str, typer.Option("--lanes", help="Seeds trained together at most: auto or a number.")
 ]
 Format = Annotated[
     str, typer.Option("--format", help="terminal, markdown, csv, json or latex.")
@@ -84,6 +88,7 @@ def maxlr(
         str, typer.Option(help="auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16.")
     ] = "auto",
     workers: Workers = "auto",
+    lanes: Lanes = "auto",
     out: Out = None,
     json: Json = None,
     output_format: Format = "terminal",
@@ -120,6 +125,7 @@ def maxlr(
         name="maxlr",
         reference="none",
         workers=workers,
+        lanes=lanes,
         out=out,
         json=json,
         output_format=output_format,
@@ -152,6 +158,7 @@ def compare(
         bool, typer.Option("--estimate", help="With --dry-run: time a few steps per cell.")
     ] = False,
     workers: Workers = "auto",
+    lanes: Lanes = "auto",
     out: Out = None,
     json: Json = None,
     output_format: Format = "terminal",
@@ -174,6 +181,7 @@ def compare(
         name=sweep_path.stem if sweep_path else "compare",
         reference=reference,
         workers=workers,
+        lanes=lanes,
         out=out,
         json=json,
         output_format=output_format,
@@ -194,6 +202,7 @@ def _measure(
     name: str,
     reference: str,
     workers: str,
+    lanes: str,
     out: Path | None,
     json: str | None,
     output_format: str,
@@ -216,10 +225,10 @@ def _measure(
         print_plan(sweep, Store(folder), is_timed=dry_run == "estimate")
         return
     with resumable(_command()):
-        records = _run(sweep, Store(folder), workers, is_quiet, is_fresh)
+        records = _run(sweep, Store(folder), workers, lanes, is_quiet, is_fresh)
         if is_refined:
             sweep = _refined(sweep, records)
-            records += _run(sweep, Store(folder), workers, is_quiet, is_fresh)
+            records += _run(sweep, Store(folder), workers, lanes, is_quiet, is_fresh)
         if is_diagnosed:
             records = _diagnosed(records, Store(folder), is_quiet)
     chosen = reference or sweep.reference or "none"
@@ -260,6 +269,7 @@ def _run(
     sweep: Any,
     store: Any,
     workers: str,
+    lanes: str,
     is_quiet: bool,
     is_fresh: bool,
 ) -> list[Any]:
@@ -268,15 +278,15 @@ def _run(
 
     store.prepare()
     check_cells(sweep.cells)
-    count = worker_count(workers)
+    count, together = worker_count(workers), lane_count(lanes)
     pending = sum(
         len(sweep.seeds if is_fresh else pending_seeds(cell, sweep.seeds, store))
         for cell in sweep.cells
     )
-    lanes = len(sweep.cells) * len(sweep.seeds)
+    total = len(sweep.cells) * len(sweep.seeds)
     if not is_quiet:
-        stored = f", {lanes - pending} stored already" if pending < lanes else ""
-        todo = f"{pending} of {lanes} lanes to run" if pending else "nothing to do"
+        stored = f", {total - pending} stored already" if pending < total else ""
+        todo = f"{pending} of {total} lanes to run" if pending else "nothing to do"
         note(f"{todo}{stored}; results in {store.folder}")
     _, at_once = make_launcher(sweep.cells, count)
     with ProgressView(pending, at_once, is_quiet=is_quiet) as view:
@@ -287,6 +297,7 @@ def _run(
             count,
             on_event=view,
             is_fresh=is_fresh,
+            lanes=together,
         )
 
 

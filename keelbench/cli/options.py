@@ -1,6 +1,5 @@
 """What command lines say, as settings: axes, seeds, devices, workers, and early checks."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,6 +116,14 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def lane_count(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise KeelbenchError(f"--lanes is '{text}': give auto or a number >= 1")
+    return int(text)
+
+
 def worker_count(text: str) -> int | None:
     if text == "auto":
         return None
@@ -132,13 +139,14 @@ def check_cells(cells: Sequence[Any]) -> None:
         KeelbenchError: for data that cannot be used, and for a cell that needs more memory
             than the machine has even for one lane with checkpointing.
     """
+    from keelbench.capacity import machine_memory
     from keelbench.cli.progress import label
     from keelbench.data import open_source
     from keelbench.memory import estimate_memory
     from keelbench.parsing import raise_problems
 
     vocab = {spec: open_source(spec).vocab for spec in dict.fromkeys(c.data for c in cells)}
-    total = _memory_bytes()
+    total = machine_memory()
     problems = []
     for cell in cells:
         if cell.device != "cpu" or cell.model.module is not None:
@@ -150,11 +158,3 @@ def check_cells(cells: Sequence[Any]) -> None:
                 f"machine has {total / 2**30:,.1f} GiB: lower width, depth, batch or seq"
             )
     raise_problems(problems)
-
-
-def _memory_bytes() -> float:
-    """Memory of this machine; infinite where the system does not tell."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")

@@ -1,0 +1,79 @@
+"""What this machine can run at once: cores and GPUs for processes, memory for lanes."""
+
+import math
+import os
+from pathlib import Path
+
+from keelbench.memory import lanes_that_fit
+from keelbench.specs import CellSpec
+
+MAX_LANES = {"cpu": 8, "cuda": 16}
+"""Lanes of one task at most; see docs/performance.md for the gain per lane."""
+
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Where Linux tells a container's share of the processors: microseconds per period."""
+
+MEMORY = Path("/proc/meminfo")
+
+
+def available_cores() -> int:
+    """Cores that this process may use: a container's quota may be less than it sees."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        cores = os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota())))
+
+
+def _quota() -> float:
+    """Processors that the container may keep busy; infinite without a limit."""
+    try:
+        quota, period = CGROUP_QUOTA.read_text(encoding="ascii").split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file
+        return math.inf
+
+
+def visible_gpus() -> list[str]:
+    """Indices or UUIDs of the GPUs that this process may use."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [device for device in named.split(",") if device.strip()]
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def machine_memory() -> float:
+    """Bytes of this machine; infinite where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
+def free_memory(device: str, workers: int) -> float:
+    """Bytes that each of so many processes may take; infinite where nobody tells.
+
+    On a GPU, which is one process's alone, that is all of it.
+    """
+    if device == "cuda":
+        import torch
+
+        count = torch.cuda.device_count()
+        sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
+        return float(min(sizes, default=0)) or math.inf
+    try:
+        lines = MEMORY.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return machine_memory() / max(1, workers)
+    kibibytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * kibibytes[0] / max(1, workers) if kibibytes else math.inf
+
+
+def lanes_at_once(cell: CellSpec, vocab: int, free: float) -> int:
+    """Lanes of one task: as many as pay (``MAX_LANES``), as far as the memory goes."""
+    most = MAX_LANES[cell.device]
+    if cell.model.module is not None or math.isinf(free):
+        return most  # what a user's own model takes, nobody knows
+    return min(most, lanes_that_fit(cell, vocab, int(free)))
