@@ -63,7 +63,9 @@ def check_rule(arch: str, *, depth: int = 6, width: int = 16, **model: Any) -> l
         model: further fields of the model, such as ``qk_norm=True`` or ``norm="dyt"``.
 
     Returns:
-        A finding per clause. If the rule does not run at all, later clauses are not tried.
+        A finding per clause. After one that the others build on (it runs, is finite, gives
+        the same twice) has failed, later clauses are not tried: they would blame the rule for
+        what it did not do.
 
     Raises:
         KeelbenchError: if there is no such rule, or no such model.
@@ -207,10 +209,23 @@ def _finite(rule: ResidualRule, spec: ModelSpec) -> None:
         loss = model.losses(_tokens()).sum()
         if not torch.isfinite(loss):
             raise _BrokenError(f"the loss is {loss.item()} at depth {depth}")
-        loss.backward()
-        assert model.flat_SP.grad is not None
-        if not torch.isfinite(model.flat_SP.grad).all():
+        if _gradient(model, loss).isfinite().logical_not().any():
             raise _BrokenError(f"a gradient is not finite at depth {depth}")
+
+
+def _gradient(model: LaneModel, loss: Tensor) -> Tensor:
+    """The weights' gradient; torch's words for a change in place say nothing about rules."""
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise _BrokenError(
+            "step changes a tensor in place, which its gradient needs: write x = x + ..., not "
+            "x += ..."
+        ) from error
+    assert model.flat_SP.grad is not None
+    return model.flat_SP.grad
 
 
 def _causal(rule: ResidualRule, spec: ModelSpec) -> None:
@@ -251,9 +266,8 @@ def _repeats(rule: ResidualRule, spec: ModelSpec) -> None:
 
 def _uses_everything(rule: ResidualRule, spec: ModelSpec) -> None:
     model = _model(rule, spec, spec.depth)
-    model.losses(_tokens()).sum().backward()
-    assert model.flat_SP.grad is not None
-    parts = model.flat_SP.grad.split([tensor.size for tensor in model.tensors], dim=1)
+    gradient = _gradient(model, model.losses(_tokens()).sum())
+    parts = gradient.split([tensor.size for tensor in model.tensors], dim=1)
     unused = [
         tensor.name for tensor, part in zip(model.tensors, parts, strict=True) if not part.any()
     ]
@@ -279,6 +293,13 @@ def _starts_near_chance(rule: ResidualRule, spec: ModelSpec) -> None:
 
 def _declares(rule: ResidualRule, spec: ModelSpec) -> None:
     for depth in _depths(spec):
+        for site in (Site(index, depth) for index in range(depth)):
+            slots = rule.norm_slots(site)
+            if not isinstance(slots, tuple | list):  # a text would count letter by letter
+                raise _BrokenError(
+                    f"norm_slots returns {slots!r} at site {site.index} ({site.branch}) of "
+                    f"{depth}: return a tuple of names, such as ('in',)"
+                )
         names = [tensor.name for tensor in layout(replace(spec, depth=depth), rule, VOCAB)]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -293,9 +314,9 @@ _CLAUSES: dict[str, Callable[[ResidualRule, ModelSpec], None]] = {
     "declared": _declares,
     "shape": _runs,
     "finite": _finite,
+    "deterministic": _repeats,
     "causal": _causal,
     "lane-independent": _lanes,
-    "deterministic": _repeats,
     "gains used": _uses_everything,
     "initial loss": _starts_near_chance,
 }
@@ -304,15 +325,16 @@ _MEANINGS = {
     "declared": "every slot once, and an equation in a line of text",
     "shape": "runs at every depth, and keeps (lanes, tokens, width)",
     "finite": "losses and gradients are finite at every depth",
+    "deterministic": "the same weights and tokens give the same logits",
     "causal": "no position changes with a later token or another sequence",
     "lane-independent": "no lane changes with its neighbours",
-    "deterministic": "the same weights and tokens give the same logits",
     "gains used": "a gradient reaches every weight, norm and parameter",
     "initial loss": "starts near ln V",
 }
 
-_NEEDED = ("declared", "shape")
-"""Without these the others cannot be tried."""
+_NEEDED = ("declared", "shape", "finite", "deterministic")
+"""Without these the others cannot be tried: what is not a number, or is drawn anew, differs
+from itself, which would look like a glance at the future or at a neighbour."""
 
 
 def _differs(a: Tensor, b: Tensor) -> bool:

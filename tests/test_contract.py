@@ -155,6 +155,37 @@ WRONG = {
         "deterministic",
         "two calls with the same weights and tokens differ",
     ),
+    "in place": (
+        """
+    def step(self, x, branch, norms, site):
+        x += branch(norms["out"](x))
+        return x
+""",
+        "finite",
+        "write x = x + ..., not x += ...",
+    ),
+    "slots as a text": (
+        """
+    def norm_slots(self, site):
+        return ("out")
+
+    def step(self, x, branch, norms, site):
+        return norms["out"](x + branch(x))
+""",
+        "declared",
+        "norm_slots returns 'out' at site 0 (attention) of 2: return a tuple of names",
+    ),
+    "no slots": (
+        """
+    def norm_slots(self, site):
+        return None
+
+    def step(self, x, branch, norms, site):
+        return x + branch(x)
+""",
+        "declared",
+        "norm_slots returns None",
+    ),
     "grows": (
         """
     def step(self, x, branch, norms, site):
@@ -187,9 +218,9 @@ def test_a_right_rule_passes_every_clause(tmp_path: Path) -> None:
         "declared",
         "shape",
         "finite",
+        "deterministic",
         "causal",
         "lane-independent",
-        "deterministic",
         "gains used",
         "initial loss",
     ]
@@ -202,6 +233,14 @@ def test_a_rule_with_a_mistake_is_refused_with_the_reason(tmp_path: Path, mistak
     failed = {finding.clause: finding.reason for finding in findings if not finding.passed}
     assert clause in failed, findings
     assert reason in failed[clause]
+
+
+@pytest.mark.parametrize("mistake", ["nan", "random"])
+def test_a_rule_is_not_blamed_for_what_it_did_not_do(tmp_path: Path, mistake: str) -> None:
+    """NaN and noise differ from themselves: that is no glance at the future."""
+    body, clause, _ = WRONG[mistake]
+    findings = check_rule(rule_file(tmp_path, body))
+    assert [finding.clause for finding in findings if not finding.passed] == [clause]
 
 
 def test_an_error_in_a_step_names_the_site(tmp_path: Path) -> None:

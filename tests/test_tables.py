@@ -144,6 +144,46 @@ def test_wide_terminals_show_more() -> None:
     assert "ratio to Pre-LN" in wide and "time" in wide
 
 
+def many_settings() -> list[Record]:
+    """Two architectures at a base setting, and with each of four settings changed."""
+    changes: list[dict[str, object]] = [
+        {},
+        {"width": 32},
+        {"model__init_std": 0.02},
+        {"optim__lr_scaling": "mup"},
+        {"ramp__slope": 3.2e-4},
+    ]
+    return [
+        sample.record(arch, 64, seed, **change)  # type: ignore[arg-type]
+        for change in changes
+        for arch in ("keel(first_block=none)", "pre_ln")
+        for seed in range(3)
+    ]
+
+
+def test_settings_that_need_too_many_columns_stand_above_their_rows() -> None:
+    lines = render(many_settings(), width=80).splitlines()
+    heads = [line for line in lines if line.startswith("width ")]
+    assert len(set(heads[:-1])) == len(heads) - 1 == 5, "one for each setting, and the caption"
+    assert "width 64, init_std 0.02, lr_scaling none, slope 1.6e-4" in heads
+    assert max(map(len, lines)) <= 80
+    for line in lines:
+        name = line.split()[:1]
+        assert not name or name[0] not in ("keel(", "first_", "keel(fir"), "a name is cut"
+    wide = render(many_settings(), width=160).splitlines()
+    assert "init_std" in wide[1] and not any(line.startswith("width 64, ") for line in wide)
+
+
+def test_every_row_stands_below_its_own_setting() -> None:
+    setting, found = "", {}
+    for line in render_lanes(many_settings(), width=60).splitlines():
+        if line.startswith("width ") and "·" not in line:
+            setting = line
+        if line.startswith("pre_ln"):
+            found.setdefault(setting, []).append(line)
+    assert len(found) == 5 and all(len(rows) == 3 for rows in found.values())
+
+
 def test_best_is_marked_without_colour_and_bold_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -99,6 +99,12 @@ def _rule_class(name: str) -> type[ResidualRule]:
     if not (isinstance(found, type) and issubclass(found, ResidualRule)):
         raise KeelbenchError(
             f"'{name}' is no architecture: expected a subclass of "
-            f"keelbench.archs.ResidualRule, got {found!r}"
+            f"keelbench.archs.ResidualRule, got {_kind(found)}"
         )
     return found
+
+
+def _kind(found: Any) -> str:
+    if isinstance(found, type):
+        return f"the class {found.__name__}, which is none"
+    return f"a value of type {type(found).__name__}"

@@ -34,14 +34,16 @@ def setting_column(name: str) -> Column:
     """A column for a setting in which the cells differ."""
     header = name.rpartition(".")[2]
     unit = "\n(LR/step)" if header == "slope" else ""
-    return Column(name, header + unit, lambda row, _: plain_value(row[name]))
+    return Column(name, header + unit, lambda row, _: plain_value(row[name]), heads=True)
 
 
 def width_column(rows: Sequence[Row]) -> Column:
     """The width: shown if it differs, else left to the caption where space is short."""
     many = len({row["width"] for row in rows}) > 1
     importance = 0 if many else IN_CAPTION
-    return Column("width", "width", plain("width"), importance=importance, in_papers=many)
+    return Column(
+        "width", "width", plain("width"), importance=importance, in_papers=many, heads=True
+    )
 
 
 def plain(field: str) -> Callable[[Row, Face], str]:

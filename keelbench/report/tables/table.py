@@ -45,6 +45,8 @@ class Column:
     """False for what a paper would not print, such as the time taken."""
     breaks: bool = False
     """The text is a list that may go on in the next line after a comma."""
+    heads: bool = False
+    """A setting, which may stand in a line above its rows where space is short."""
 
     @property
     def joined_header(self) -> str:

@@ -2,8 +2,10 @@
 
 import io
 import os
+import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich import box
 from rich.console import Console
@@ -15,6 +17,9 @@ from keelbench.report.tables.table import PLAIN, Column, Table
 
 GAP = 2
 """Blanks between two columns, one of which is the box's own."""
+
+HEADING = "\ue000"
+"""Keeps a place for a line of settings: a character that no name or number contains."""
 
 WIDEST_NAME = 24
 """A longer architecture name, such as a path, is folded."""
@@ -31,7 +36,9 @@ def terminal(
     ``color`` asks for bold and dim text where the terminal has them; the environment
     variable NO_COLOR overrules it.
     """
-    columns = fitting(table, width)
+    heads = headings(table, width)
+    narrow = replace(table, columns=tuple(c for c in table.columns if c not in heads))
+    columns = fitting(narrow, width)
     styled = color and not os.environ.get("NO_COLOR")
     console = Console(
         file=io.StringIO(),
@@ -41,12 +48,12 @@ def terminal(
         legacy_windows=False,
         highlight=False,
     )
-    console.print(_rich_table(table, columns, width))
+    console.print(_rich_table(table, columns, width, heads))
     for line in _lines_below(table, width):
         console.print(Text(line, style="dim"))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = [_headed(line, table, heads, width) for line in text.splitlines()]
     return encodable("\n".join(lines).strip("\n") + "\n", encoding)
 
 
@@ -57,6 +64,16 @@ def encodable(text: str, encoding: str) -> str:
     except (UnicodeEncodeError, LookupError):
         return text.translate(ASCII).encode("ascii", "replace").decode()
     return text
+
+
+def headings(table: Table, width: int) -> list[Column]:
+    """Settings to write above their rows, where a column for each would be too wide."""
+    needed = sum(
+        _width(table, column) + GAP for column in table.columns if not column.importance
+    )
+    if needed <= width + GAP:
+        return []
+    return [column for column in table.columns if column.heads and not column.importance]
 
 
 def fitting(table: Table, width: int) -> list[Column]:
@@ -81,7 +98,9 @@ def _width(table: Table, column: Column, broken: bool = True) -> int:
     return min(widest, WIDEST_NAME) if column.name == "arch" else widest
 
 
-def _rich_table(table: Table, columns: Sequence[Column], width: int) -> RichTable:
+def _rich_table(
+    table: Table, columns: Sequence[Column], width: int, heads: Sequence[Column]
+) -> RichTable:
     natural = sum(_width(table, column, broken=False) + GAP for column in columns) - GAP
     breaking = natural > width
     result = RichTable(
@@ -94,7 +113,14 @@ def _rich_table(table: Table, columns: Sequence[Column], width: int) -> RichTabl
             no_wrap=column.name != "arch",
             overflow="fold",
         )
-    for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
+    above: list[str] = []
+    for number, (row, following) in enumerate(
+        zip(table.rows, [*table.rows[1:], None], strict=True)
+    ):
+        setting = [column.text(row, PLAIN) for column in heads]
+        if setting != above:
+            result.add_row(Text(f"{HEADING}{number}"), style="dim")
+            above = setting
         texts = [column.text(row, PLAIN) for column in columns]
         cells = [
             text.replace(", ", ",\n") if column.breaks and breaking else text
@@ -104,6 +130,19 @@ def _rich_table(table: Table, columns: Sequence[Column], width: int) -> RichTabl
         style = "bold" if row.get("standing") == BEST else None
         result.add_row(*(Text(cell) for cell in cells), style=style, end_section=ends)
     return result
+
+
+def _headed(line: str, table: Table, heads: Sequence[Column], width: int) -> str:
+    """The line, or the settings of the row below it if it keeps a place for them."""
+    before, found, rest = line.rstrip().partition(HEADING)
+    if not found:
+        return line.rstrip()
+    number = re.match(r"\d+", rest)
+    assert number is not None
+    row = table.rows[int(number[0])]
+    settings = (f"{c.name.rpartition('.')[2]} {c.text(row, PLAIN)}" for c in heads)
+    text = textwrap.shorten(", ".join(settings), width, placeholder=" ...")
+    return before + text + rest[number.end() :].rstrip()
 
 
 def _lines_below(table: Table, width: int) -> list[str]:
