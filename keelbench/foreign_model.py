@@ -119,6 +119,19 @@ class ForeignModel:
             )
         return logits
 
+    def _tried(self, module: nn.Module, tokens_BT: Tensor) -> Tensor:
+        """The logits of a first call; an error in it says what the model was given."""
+        try:
+            return self._logits(module, tokens_BT)
+        except KeelbenchError:
+            raise
+        except Exception as error:
+            raise KeelbenchError(
+                f"the model fails on tokens {tuple(tokens_BT.shape)} in [0, {self.vocab}): "
+                f"{type(error).__name__}: {error}",
+                "let the factory take vocab and seq, and size embeddings by them",
+            ) from error
+
     def _attach(self, flat_SP: Tensor) -> None:
         """Make every parameter and gradient of the modules a view into these rows."""
         self.flat_SP = flat_SP
@@ -144,7 +157,7 @@ class ForeignModel:
             found = []
             for given in (tokens, changed):
                 with rng.in_place(is_kept=False):
-                    found.append(self._logits(module, given)[0, :-1].float())
+                    found.append(self._tried(module, given)[0, :-1].float())
         if seq > 1 and not torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-4):
             raise KeelbenchError(
                 "the model is not causal: logits change with a later token",

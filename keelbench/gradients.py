@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keelbench.engine import Engine
+from keelbench.errors import KeelbenchError
 from keelbench.launch import Event, Task
 from keelbench.layout import TensorLayout
 from keelbench.observe import Observed, Passage, ShortcutOnly, mean_square
@@ -65,6 +66,7 @@ class SiteMeasure:
 class Profile:
     """One cell, measured after ``step`` steps of its ramp."""
 
+    cell: CellSpec
     arch: str
     depth: int
     width: int
@@ -97,7 +99,18 @@ def gradient_profiles(
     workers: int | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Profile]:
-    """Measure every cell at init (``at`` = 0) or after so many steps of its ramp."""
+    """Measure every cell at init (``at`` = 0) or after so many steps of its ramp.
+
+    Raises:
+        KeelbenchError: if a ramp is not that long.
+    """
+    for cell in cells:
+        most = cell.validated().ramp.steps
+        if at >= most:
+            raise KeelbenchError(
+                f"step {at} is not on the ramp of {cell.model.arch} at width "
+                f"{cell.model.width}: it ends after {most} steps"
+            )
     tasks = [
         Task(
             cell=cell.validated(),
@@ -180,6 +193,7 @@ def _profile(engine: Engine, seeds: Sequence[int], at: int, lr: float) -> Profil
     bound = predicted_shortcut(rule, ones, ones)
     relative = columns["relative_grad"]
     return Profile(
+        cell=engine.cell,
         arch=model.arch,
         depth=model.depth,
         width=model.width,

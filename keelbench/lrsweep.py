@@ -136,6 +136,14 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(mean=mean, low=mean - half, high=mean + half, n=len(values))
 
 
+def share_of(values: Sequence[float]) -> Mean:
+    """The same of values in [0, 1], such as accuracies: no interval leaves that range."""
+    found = mean_of(values)
+    if found.low is None or found.high is None:
+        return found
+    return dataclasses.replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+
+
 def default_lrs(width: int) -> list[float]:
     """The default grid at a width: the same normalized LRs everywhere."""
     low, high, points = NORMALIZED_GRID

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelbench.engine import Engine
-from keelbench.errors import RunFailedError
+from keelbench.errors import KeelbenchError, RunFailedError
 from keelbench.launch import Event, Task
-from keelbench.lrsweep import Mean, mean_of
+from keelbench.lrsweep import Mean, mean_of, share_of
 from keelbench.observe import Skipping
 from keelbench.parallel import run_tasks
 from keelbench.ramp import Progress
@@ -95,6 +95,8 @@ def redundancies(
         sequences: held-out sequences behind every perplexity.
     """
     schedule = (schedule or Schedule()).validated()
+    if lr is not None and not 0 < lr < math.inf:
+        raise KeelbenchError(f"lr is {lr:g}: it must be positive and finite")
     tasks = [
         Task(
             cell=cell.validated(),
@@ -177,7 +179,7 @@ def _result(
         unit=unit,
         loss=mean_of(full.tolist()),
         ppl=float(full_ppl.mean()),
-        cheap=mean_of((shares < CHEAP).mean(axis=0).tolist()),
+        cheap=share_of((shares < CHEAP).mean(axis=0).tolist()),
         removals=tuple(
             Removal(
                 index=index,

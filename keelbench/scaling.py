@@ -41,6 +41,8 @@ def solve_width(model: ModelSpec, budget: int, vocab: int) -> ModelSpec:
     Raises:
         KeelbenchError: if no width comes within 10 % of the budget.
     """
+    if budget < 1:
+        raise KeelbenchError(f"parameters is {budget}: it must be at least 1")
     free = replace(model, heads=None, kv_heads=None, hidden=None, init_std=None)
     best, best_miss = None, math.inf
     for width in range(WIDTH_STEP, WIDEST + 1, WIDTH_STEP):
@@ -101,7 +103,7 @@ def scaling_rows(
     for sweep, row in zip(sweeps, lr_rows(sweeps), strict=True):
         found = limits.get((row["arch"], row["depth"], row["width"]), {})
         scale = row["width"] / PAPER_WIDTH
-        max_lr = found.get("max_lr")
+        limit = {f"max_lr{end}": found.get(f"max_lr{end}") for end in ("", "_low", "_high")}
         rows.append(
             {
                 "arch": row["arch"],
@@ -114,10 +116,11 @@ def scaling_rows(
                 "loss_low": row["loss_low"],
                 "loss_high": row["loss_high"],
                 "best_lr": row["best_lr"],
-                "max_lr": max_lr,
-                "max_lr_low": found.get("max_lr_low"),
-                "max_lr_high": found.get("max_lr_high"),
-                "normalized": None if max_lr is None else max_lr * scale,
+                **limit,
+                **{
+                    name.replace("max_lr", "normalized"): None if lr is None else lr * scale
+                    for name, lr in limit.items()
+                },
             }
         )
     return rows

@@ -19,7 +19,7 @@ from keelbench.capacity import MAX_LANES
 from keelbench.engine import Engine
 from keelbench.errors import KeelbenchError
 from keelbench.launch import Event, Task
-from keelbench.lrsweep import Mean, mean_of
+from keelbench.lrsweep import Mean, mean_of, share_of
 from keelbench.parallel import run_tasks
 from keelbench.ramp import Progress
 from keelbench.search import threads
@@ -76,7 +76,8 @@ class TaskScore:
 
     def mean(self, name: str) -> Mean:
         """Mean over the seeds of ``loss``, ``answer_loss`` or ``accuracy``."""
-        return mean_of([getattr(lane, name) for lane in self.chosen])
+        values = [getattr(lane, name) for lane in self.chosen]
+        return share_of(values) if name == "accuracy" else mean_of(values)
 
 
 def task_scores(

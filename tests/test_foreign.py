@@ -252,6 +252,9 @@ def broken():
 def wrong_shape():
     return nn.Embedding(24, 7)
 
+def few_symbols():
+    return Bigram(7)
+
 def future(vocab):
     class Future(Bigram):
         def forward(self, tokens):
@@ -289,6 +292,7 @@ def test_cells_without_a_module_get_lanes(user_file: Path) -> None:
         ("no_module", "the factory returned int"),
         ("broken", "could not be built: ValueError: no weights"),
         ("wrong_shape", "returns (1, 16, 7) for tokens (1, 16): expected logits"),
+        ("few_symbols", "the model fails on tokens (1, 16) in [0, "),
         ("future", "the model is not causal"),
     ],
 )

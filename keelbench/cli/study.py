@@ -101,6 +101,7 @@ def gradients(
         details,
         GRADIENT_COLUMNS,
         {"gradients": figure},
+        sweep=sweep,
         folder=out or Path("results/gradients"),
         json=json,
     )
@@ -173,6 +174,7 @@ def lrsweep(
         {"sweeps": [found.to_dict() for found in sweeps], "relation": relation},
         LR_COLUMNS,
         figures,
+        sweep=sweep,
         folder=out or Path("results/lrsweep"),
         json=json,
     )

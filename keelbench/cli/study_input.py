@@ -88,12 +88,13 @@ def lrs_of(text: str | None) -> list[float] | None:
     if text is None:
         return None
     wrong = KeelbenchError(
-        f"--lrs is '{text}': give positive numbers", "for example 1e-3,3e-3 or 1e-3:1e-1:6"
+        f"--lrs is '{text}': give positive LRs, or LOW:HIGH:POINTS",
+        "for example 1e-3,3e-3 or 1e-3:1e-1:6",
     )
     try:
         if ":" in text:
             low, high, points = text.split(":")
-            return lr_grid(float(low), float(high), int(points))
+            return sorted(set(lr_grid(float(low), float(high), int(points))))
         found = sorted({float(part) for part in text.split(",")})
     except ValueError:
         raise wrong from None

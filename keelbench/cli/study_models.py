@@ -1,5 +1,6 @@
 """``keelbench redundancy``, ``scaling`` and ``tasks``: what trained models are worth."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,6 +117,7 @@ def redundancy(
         [result.to_dict() for result in found],
         REDUNDANCY_COLUMNS,
         {"redundancy": figure},
+        sweep=sweep,
         folder=out or Path("results/redundancy"),
         json=json,
     )
@@ -148,6 +150,7 @@ def scaling(
 
     The loss is that of the best LR of a grid. Ramps are stored, and not run again.
     """
+    from keelbench.cli.options import check_cells
     from keelbench.cli.study_output import StudyProgress, publish, stoppable
     from keelbench.data import open_source
     from keelbench.lrsweep import lr_sweeps
@@ -164,6 +167,7 @@ def scaling(
         archs = list(dict.fromkeys(cell.model.arch for cell in cells))
         depths = sorted({cell.model.depth for cell in cells})
         cells = budget_cells(cells[0], archs, depths, parameters, vocab)
+        check_cells(cells)
     view = StudyProgress(is_quiet=quiet)
     with stoppable():
         records = run_ramps(cells, sweep.seeds, folder, workers, quiet) if ramp else []
@@ -188,6 +192,7 @@ def scaling(
         [found.to_dict() for found in sweeps],
         SCALING_COLUMNS,
         {"scaling": figure},
+        sweep=sweep,
         folder=folder,
         json=json,
     )
@@ -221,19 +226,28 @@ def tasks(
     from keelbench.tasks import TASKS, make_task
 
     names = TASKS.names() if task == "all" else arch_list(task) or []
+    if not names:
+        raise KeelbenchError(f"--task is '{task}': known are {', '.join(TASKS.names())}, or all")
     for name in names:
         make_task(name)
-    cells: list[Any] = []
-    found_seeds: tuple[int, ...] = ()
-    for name in names:
-        settings = {"batch": batch, "seq": seq, "source": f"task:{name}"}
-        sweep = cells_of("tasks", None, arch, depth, width, settings, seeds, device)
-        cells += sweep.cells
-        found_seeds = sweep.seeds
+    parts = [
+        cells_of(
+            "tasks",
+            None,
+            arch,
+            depth,
+            width,
+            {"batch": batch, "seq": seq, "source": f"task:{name}"},
+            seeds,
+            device,
+        )
+        for name in names
+    ]
+    sweep = replace(parts[0], cells=tuple(cell for part in parts for cell in part.cells))
     with stoppable():
         scores = task_scores(
-            cells,
-            found_seeds,
+            sweep.cells,
+            sweep.seeds,
             lrs=lrs_of(lrs),
             schedule=schedule_of(steps, warmup),
             workers=workers_of(workers),
@@ -257,6 +271,7 @@ def tasks(
         [score.to_dict() for score in scores],
         TASK_COLUMNS,
         {"tasks": figure},
+        sweep=sweep,
         folder=out or Path("results/tasks"),
         json=json,
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from keelbench.launch import Event
+    from keelbench.sweep_spec import SweepSpec
 
 SCHEMA = "keelbench.study/1"
 
 PLAIN_SECONDS = 10.0
 """Seconds between two progress lines of one task."""
+
+SETTINGS = {"width": "width {}", "step": "step {}", "steps": "{} steps"}
+"""Columns that move below the table if all rows agree, and how they are said there."""
+
+RATES = ("best_lr", "max_lr", "normalized")
+"""Fields that are learning rates: written with an exponent."""
 
 Row = dict[str, Any]
 
@@ -32,6 +40,7 @@ def publish(
     columns: Mapping[str, str],
     figures: Mapping[str, Callable[[], "Figure"]],
     *,
+    sweep: "SweepSpec",
     folder: Path,
     json: str | None,
 ) -> None:
@@ -44,16 +53,19 @@ def publish(
         columns: field to header, in order; fields with ``_low`` and ``_high`` beside them are
             shown with their interval.
         figures: file name to a function that draws.
+        sweep: what was asked; its settings stand below the table.
         folder: where files go.
         json: path for the JSON, or - for stdout.
     """
-    from keelbench.cli.output import write_text
+    from keelbench.cli.output import terminal_width, write_text
 
     text = as_json({"schema": SCHEMA, "study": study, "rows": list(rows), "details": details})
     if json is not None:
         write_text(text, json)
     if json != "-":
-        print(table(rows, columns))
+        width = terminal_width()
+        print(table(rows, columns, width))
+        print("\n".join(["", *textwrap.wrap(caption(rows, columns, sweep), width)]))
     write_text(text, str(folder / f"{study}.json"))
     write_text(as_csv(rows), str(folder / f"{study}.csv"))
     names = [f"{study}.json", f"{study}.csv"]
@@ -94,12 +106,26 @@ def as_csv(rows: Sequence[Row]) -> str:
     return file.getvalue()
 
 
-def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
-    """Aligned text: names to the left, numbers to the right."""
-    cells = [[_text(row, name) for name in columns] for row in rows]
-    lines = [list(columns.values()), *cells]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
-    is_name = [all(isinstance(row[name], str) for row in rows) for name in columns]
+def table(rows: Sequence[Row], columns: Mapping[str, str], width: int = 80) -> str:
+    """Aligned text: names to the left, numbers to the right.
+
+    What all rows share is left to the caption. Where the table would be wider than
+    ``width``, intervals stand below their values.
+    """
+    shown = [name for name in columns if name not in _shared(rows, columns)]
+    cells = [[_cell(row, name) for name in shown] for row in rows]
+    lines = [[" ".join(filter(None, cell)) for cell in line] for line in cells]
+    header = [columns[name] for name in shown]
+    is_name = [all(isinstance(row[name], str) for row in rows) for name in shown]
+    text = _aligned([header, *lines], is_name)
+    if max(map(len, text.splitlines())) <= width:
+        return text
+    folded = [line for row in cells for line in zip(*row, strict=True) if any(line)]
+    return _aligned([header, *folded], is_name)
+
+
+def _aligned(lines: Sequence[Sequence[str]], is_name: Sequence[bool]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
             f"{text:<{width}}" if left else f"{text:>{width}}"
@@ -109,22 +135,68 @@ def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
     )
 
 
-def _text(row: Row, name: str) -> str:
-    digits = 5 if name.endswith("decay") else 4
-    value = _number(row[name], digits)
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+def caption(rows: Sequence[Row], columns: Mapping[str, str], sweep: "SweepSpec") -> str:
+    """The settings that the numbers travel with, on one line."""
+    from keelbench.report.tables.caption import seeds_text
+
+    cells = sweep.cells
+    data = dict.fromkeys(cell.data.source for cell in cells)
+    batches = dict.fromkeys(f"{cell.data.batch} × {cell.data.seq} tokens" for cell in cells)
+    shared = _shared(rows, columns)
+    parts = [SETTINGS[name].format(value) for name, value in shared.items()]
+    parts += [f"batch {' / '.join(batches)}", f"data {' / '.join(data)}"]
+    parts += [f"{cells[0].dtype} on {cells[0].device}", seeds_text(" ".join(map(str, sweep.seeds)))]
+    if any(f"{name}_low" in row for row in rows for name in columns):
+        few = len(sweep.seeds) < 3
+        parts.append("no interval below 3 seeds" if few else "[95 % interval over seeds]")
+    return " · ".join(parts)
+
+
+def _shared(rows: Sequence[Row], columns: Mapping[str, str]) -> Row:
+    """Settings that have a column and the same value in every row."""
+    return {
+        name: rows[0][name]
+        for name in SETTINGS
+        if name in columns and rows and len({row[name] for row in rows}) == 1
+    }
+
+
+def _cell(row: Row, name: str) -> tuple[str, str]:
+    """A value and its interval, each as text; the interval may be empty."""
+    value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+    if name in RATES:
+        return _rate(value, low, high)
+    if not isinstance(value, float) or low is None or high is None:
+        return _number(value, 5 if name.endswith("decay") else 4), ""
+    places = _places(high - low)
+    return f"{value:.{places}f}", f"[{low:.{places}f}, {high:.{places}f}]"
+
+
+def _rate(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+    from keelbench.report.numbers import lr_text, scientific
+
+    if value is None:  # a run that reached its peak in good health tells a lower bound only
+        return ("-" if low is None else f">= {lr_text(low)}"), ""
     if low is None or high is None:
-        return value
-    return f"{value} [{_number(low, digits)}, {_number(high, digits)}]"
+        return lr_text(value), ""
+    number = scientific(value, low, high)
+    return number.plain, number.interval
+
+
+def _places(span: float) -> int:
+    """Decimals that give an interval two significant digits, and four at most."""
+    return 4 if span <= 0 else max(0, min(4, 1 - math.floor(math.log10(span))))
 
 
 def _number(value: Any, digits: int) -> str:
+    from keelbench.report.numbers import short
+
     if value is None:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3g}"
+    if value != 0 and not 1e-3 <= abs(value) < 1e4:
+        return short(value)
     return f"{value:.{digits}g}"
 
 

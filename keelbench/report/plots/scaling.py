@@ -42,7 +42,7 @@ def scaling_figure(rows: Sequence[Row], *, width: float | None = None) -> Figure
         line(max_lr, found, looks[arch], "depth", limit)
     loss.set_ylabel("nats per token")
     max_lr.set_ylabel("Max LR" if limit == "max_lr" else "Max LR × width / 1024")
-    values = finite(row[limit] for row in rows)
+    values = finite(row.get(f"{limit}{end}") for row in rows for end in ("", "_low", "_high"))
     if values:
         log_axis(max_lr, "y", *padded(min(values), max(values)), text=lr_text)
     else:

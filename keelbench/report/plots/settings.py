@@ -141,6 +141,7 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 def _title(name: str) -> str:
     words = {"source": "text", "seq": "tokens per sequence", "batch": "sequences per step"}
+    words |= {"slope": "slope (LR per step)", "dtype": "precision", "init_std": "initial std"}
     inner = name.rpartition(".")[2]
     return words.get(inner, inner.replace("_", " "))
 
