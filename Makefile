@@ -26,7 +26,7 @@ check: install
 	$(BIN)/mypy
 
 gate: install
-	$(BIN)/keelbench check --sweep sweeps/ci.yaml --max-seeds 16 --quiet
+	$(BIN)/keelbench check --sweep sweeps/ci.yaml --max-seeds 12 --quiet
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -1,9 +1,9 @@
 """Does the gate see real faults of code? ``python -m benchmarks.gate_faults [--repeats 20]``
 
-Each repeat draws 16 fresh seeds, measures a baseline with the code as it is, and then checks
-five faulty versions of the code (settings unchanged) and one unchanged version whose initial
-weights are nudged by a millionth, as another machine would round them. Prints how often each
-was called regressed, and by how much it moved Max LR.
+Each repeat draws as many fresh seeds as the sweep has, measures a baseline with the code as it
+is, and then checks five faulty versions of the code (settings unchanged) and one unchanged
+version whose initial weights are nudged by a millionth, as another machine would round them.
+Prints how often each was called regressed, and by how much it moved Max LR.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from keelbench.store import Store
 from keelbench.sweep import run_cells
 from keelbench.sweep_spec import load_sweep
 
-SEEDS = 16
 RESULTS = Path(__file__).parent / "results" / "gate_faults.json"
 
 
@@ -104,27 +103,32 @@ def planted(name: str) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="Number of the first repeat.")
     parser.add_argument("--sweep", type=Path, default=Path("sweeps/ci.yaml"))
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    cells = load_sweep(arguments.sweep).cells
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in FAULTS}
-    for repeat in range(arguments.repeats):
-        seeds = range(repeat * SEEDS, (repeat + 1) * SEEDS)
+    sweep = load_sweep(arguments.sweep)
+    cells, count = sweep.cells, len(sweep.seeds)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.faults}
+    for repeat in range(arguments.first, arguments.first + arguments.repeats):
+        seeds = range(repeat * count, (repeat + 1) * count)
         baseline = build_baseline("faults", run(cells, seeds))
         baseline = baseline.calibrated(calibrate(run_repeats(baseline, run), baseline=baseline))
-        for name in FAULTS:
+        for name in arguments.faults:
             with planted(name):
-                report = run_check(baseline, cells, run, looks=plan(3, SEEDS))
+                report = run_check(baseline, cells, run, looks=plan(3, count))
             ratios = [c.ratio.mean for c in report.cells if c.ratio and c.ratio.mean]
             outcome = {
                 "verdict": str(report.verdict),
                 "exit_code": int(report.exit_code),
                 "ratio": float(np.exp(np.mean(np.log(ratios)))) if ratios else None,
+                "cells": {c.label: str(c.verdict) for c in report.cells},
             }
             found[name].append(outcome)
             print(f"{repeat + 1:>2} {name:<32} {outcome}", flush=True)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.out.parent.mkdir(exist_ok=True)
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
 
 

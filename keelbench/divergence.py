@@ -172,8 +172,8 @@ def judge(
         thresholds: what decisions depend on; onsets do not.
         reference: a healthy run with the same LR at every step, to judge degradation against.
         ended: whether the trace is complete. An excursion that is still open at its end counts
-            only with the full patience; with less the ramp was survived, and the reason says
-            that it ended high. Non-finite values need no patience.
+            only with the full patience; with less the ramp was survived up to ``open_step``,
+            and the reason says that it ended high. Non-finite values need no patience.
     """
     broken = _first_non_finite(trace)
     if broken == 0:
@@ -218,6 +218,10 @@ def _undiverged(curve: _Curve, limits: Thresholds, note: str) -> Verdict:
         note = (
             f", but the trace ends {height:.2f} nats above its best level, too soon to tell "
             f"whether it would have recovered (patience is {limits.patience} steps){note}"
+        )
+        begin = rise_start(curve.steps, curve.raw)
+        return Verdict(
+            kind=VerdictKind.SURVIVED, reason=f"no rule fired{note}", open_step=begin
         )
     return Verdict(kind=VerdictKind.SURVIVED, reason=f"no rule fired{note}")
 

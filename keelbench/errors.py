@@ -23,15 +23,22 @@ class KeelbenchError(Exception):
         message: what happened, the value that was given, what is allowed.
         hint: the next step, printed after a blank line as ``hint: ...``.
         exit_code: what the process returns; usage errors (2) by default.
+        problems: of a message that lists several, each of them; the message itself otherwise.
     """
 
     def __init__(
-        self, message: str, hint: str | None = None, exit_code: ExitCode = ExitCode.USAGE
+        self,
+        message: str,
+        hint: str | None = None,
+        exit_code: ExitCode = ExitCode.USAGE,
+        *,
+        problems: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
+        self.problems = problems or (message,)
 
 
 class RunFailedError(KeelbenchError):

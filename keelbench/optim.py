@@ -95,16 +95,20 @@ class LaneOptimizer:
             }
             for segment in self.segments
         ]
+        hint = "a factory takes (groups, OptimSpec) and returns a list of torch optimizers"
         try:
-            return list(factory(groups, self.spec))
+            made = factory(groups, self.spec)
         except KeelbenchError:
             raise
         except Exception as error:
             raise KeelbenchError(
                 f"optimizer '{self.spec.name}' could not be made: "
                 f"{type(error).__name__}: {error}",
-                "a factory takes (groups, OptimSpec) and returns a list of torch optimizers",
+                hint,
             ) from error
+        if problem := _problem(made, len(self.segments)):
+            raise KeelbenchError(f"optimizer '{self.spec.name}' {problem}", hint)
+        return list(made)
 
     def set_lrs(self, lrs: Sequence[float]) -> None:
         """Fill in each lane's LR; in place for captured graphs."""
@@ -145,6 +149,24 @@ class LaneOptimizer:
 
     def _groups(self, optimizers: list[Optimizer]) -> list[Group]:
         return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def _problem(made: Any, segments: int) -> str | None:
+    """What is wrong with the answer of a factory; None if every weight has its optimizer."""
+    if not isinstance(made, list | tuple):
+        return f"could not be made: the factory returns {type(made).__name__}, not a list"
+    others = [type(one).__name__ for one in made if not isinstance(one, Optimizer)]
+    if others:
+        return f"could not be made: the factory returns {others[0]} among the optimizers"
+    groups = [group for optimizer in made for group in optimizer.param_groups]
+    if any("segment" not in group or len(group["params"]) != 1 for group in groups):
+        return (
+            "leaves out the key 'segment' of its groups, or merges groups: pass them on whole"
+        )
+    named = [group["segment"].name for group in groups]
+    if len(named) != segments or len(set(named)) != segments:
+        return f"covers {len(set(named))} of {segments} parameter groups, {len(named)} times"
+    return None
 
 
 def adamw(groups: list[Group], spec: OptimSpec) -> list[Optimizer]:

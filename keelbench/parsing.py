@@ -24,7 +24,7 @@ def raise_problems(problems: list[str]) -> None:
     if len(problems) == 1:
         raise KeelbenchError(problems[0])
     lines = "\n".join(f"  - {problem}" for problem in problems)
-    raise KeelbenchError(f"{len(problems)} problems:\n{lines}")
+    raise KeelbenchError(f"{len(problems)} problems:\n{lines}", problems=tuple(problems))
 
 
 def build_dataclass(cls: type, values: Any, prefix: str, problems: list[str]) -> Any:

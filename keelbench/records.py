@@ -104,6 +104,9 @@ class Verdict:
     """Step at which the rule could first tell; None unless diverged."""
     reason: str | None = None
     """One sentence for people: why failed, why never learned, what was not checked."""
+    open_step: int | None = None
+    """Of a survivor whose loss had left its best level when the trace ended, too late to tell
+    whether for good: the first step of that. What comes after is not claimed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,10 +155,12 @@ class Record:
 
     @property
     def lower_bound(self) -> float | None:
-        """The peak LR that a surviving lane reached; None otherwise."""
+        """The last LR at which a surviving lane was healthy: the peak, unless its loss had
+        left its best level by then; None for all other lanes."""
         if not self.is_censored or not self.trace.steps:
             return None
-        return float(self.trace.lr[-1])
+        end = self.verdict.open_step or self.trace.steps
+        return float(self.trace.lr[end - 1])
 
     @property
     def normalized_max_lr(self) -> float | None:

@@ -207,6 +207,7 @@ def summary_rows(found: Sequence[Redundancy]) -> list[dict[str, Any]]:
             "arch": result.cell.model.arch,
             "depth": result.cell.model.depth,
             "width": result.cell.model.width,
+            "steps": result.schedule.steps,
             "lr": result.lr,
             "loss": result.loss.mean,
             "ppl": result.ppl,

@@ -153,16 +153,24 @@ def _listed_rows(cells: Any, problems: list[str]) -> list[dict[str, Any]]:
 
 
 def _cells(settings: list[dict[str, Any]], problems: list[str]) -> list[CellSpec]:
-    cells = []
+    """The cells; what is wrong with them is added to ``problems``, each thing once."""
+    cells: list[CellSpec] = []
+    found: dict[str, list[str]] = {}
     for row in settings:
         try:
             cells.append(make_cell(row))
         except KeelbenchError as error:
-            label = ", ".join(f"{key.rpartition('.')[2]}={row[key]}" for key in row)
-            found = f"cell ({label}): {error.message}"
             hint = f" ({error.hint})" if error.hint else ""
-            problems.append(found + hint)
+            for problem in error.problems:
+                found.setdefault(problem + hint, []).append(_label(row))
+    for problem, labels in found.items():
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        problems.append(f"cell ({labels[0]}){more}: {problem}")
     return cells
+
+
+def _label(row: dict[str, Any]) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]}={row[key]}" for key in row)
 
 
 def make_cell(settings: dict[str, Any]) -> CellSpec:

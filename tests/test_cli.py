@@ -175,6 +175,8 @@ def test_show_finds_a_lane_by_the_start_of_its_id(measured, capsys, monkeypatch)
         (["maxlr", "--data", "kjb"], ["kjb", "kjv"]),
         (["maxlr", "--data", "text:nowhere.txt"], ["nowhere.txt", "no such file"]),
         (["maxlr", "--workers", "some"], ["some", "auto"]),
+        (["maxlr", "--model", "nofile.py:build"], ["nofile.py"]),
+        (["maxlr", "--optimizer", "nofile.py:make"], ["nofile.py"]),
         (["maxlr", "--lanes", "0"], ["--lanes is '0'", "auto"]),
         (["maxlr", "--format", "latx"], ["latx", "latex"]),
         (["maxlr", "--optimizer", "adamww"], ["adamww", "adamw"]),

@@ -469,6 +469,8 @@ class TestTheEndOfATrace:
     def test_high_for_less_than_patience_is_survived_and_said(self) -> None:
         verdict = assert_survives(trace_of(with_jump(learning(), 170, 0.9), 200))
         assert "too soon to tell" in (verdict.reason or "")
+        assert verdict.open_step is not None and abs(verdict.open_step - 170) <= 4
+        assert assert_survives(trace_of(learning(), 200)).open_step is None
         assert "too soon" not in (assert_survives(trace_of(learning(), 200)).reason or "")
 
     def test_high_for_the_patience_is_divergence(self) -> None:

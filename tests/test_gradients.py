@@ -21,6 +21,7 @@ from keelbench.gradients import (
 from keelbench.layout import sites
 from keelbench.norms import SiteNorms
 from keelbench.observe import Observed, ShortcutOnly, Skipping
+from keelbench.report.plots.gradients import gradient_figure
 from keelbench.shortcut import predicted_shortcut, shortcut_factor
 from keelbench.specs import CellSpec
 
@@ -282,6 +283,22 @@ def test_the_table_has_a_row_per_cell_in_the_order_asked(deep: dict[str, Profile
     assert [row["arch"] for row in rows] == ["post_ln", "keel", "pre_ln"]
     assert rows[0]["bound_decay"] == pytest.approx(math.sqrt(0.5))
     assert deep["keel"].to_dict()["sites"][3]["branch"] == "ffn"
+
+
+def test_attention_and_ffn_are_curves_of_their_own(deep: dict[str, Profile]) -> None:
+    keel = deep["keel"].to_dict()
+    figure = gradient_figure([keel])
+    lengths = {
+        axes.get_title(loc="left"): sorted(len(line.get_xdata()) for line in axes.lines)  # type: ignore[arg-type]
+        for axes in figure.axes
+    }
+    assert lengths["update / weight"] == lengths["weight gradient"] == [32, 32]
+    assert lengths["trunk RMS"] == [64] and lengths["gradient through shortcuts"] == [64, 64]
+    both = gradient_figure([keel, keel | {"width": 32}])
+    titles = [axes.get_title(loc="left") for axes in both.axes]
+    assert len(titles) == 12 and titles[-1] == "trunk RMS, 64 × 32"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["Keel", "FFN", "closed form"]
 
 
 def test_two_streams_have_a_gradient_but_no_closed_form() -> None:

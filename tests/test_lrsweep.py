@@ -22,6 +22,7 @@ from keelbench.lrsweep import (
     mean_of,
     relation_rows,
     sensitivity,
+    share_of,
     summary_rows,
 )
 from keelbench.parallel import run_tasks
@@ -223,6 +224,12 @@ def test_a_failed_task_stops_a_study_with_its_reason() -> None:
 # Figures
 
 
+def test_an_interval_of_shares_stays_between_0_and_1() -> None:
+    found = share_of([0.1, 0.9, 0.2])
+    assert found.low == 0 and found.high == 1 and found.mean == pytest.approx(0.4)
+    assert share_of([0.1, 0.9]).low is None
+
+
 def test_figures_draw_what_is_there() -> None:
     sweeps = [
         sweep_of({0: [3, 2, None], 1: [3, 2.2, 4], 2: [3, 2.1, 4]}),
@@ -233,9 +240,19 @@ def test_figures_draw_what_is_there() -> None:
     figure = lr_sweep_figure(rows)
     assert isinstance(figure, Figure) and len(figure.axes) == 2
     assert len(training_curves_figure(rows).axes) == 3
-    point = {"arch": "keel", "best_lr": 2e-3, "best_lr_low": 1e-3, "best_lr_high": 3e-3}
+    point = {
+        "arch": "keel",
+        "depth": 4,
+        "width": 16,
+        "best_lr": 2e-3,
+        "best_lr_low": 1e-3,
+        "best_lr_high": 3e-3,
+    }
     point |= {"max_lr": 9e-3, "max_lr_low": None, "max_lr_high": None}
     bound = point | {"arch": "pre_ln", "max_lr": None, "max_lr_low": 1e-2}
     assert isinstance(relation_figure([point, bound]), Figure)
+    deeper = point | {"depth": 8}
+    labels = [text.get_text() for text in relation_figure([point, deeper]).axes[0].texts]
+    assert labels == ["4", "8"] and not relation_figure([point]).axes[0].texts
     assert "nothing to draw" in refusal(lambda: relation_figure([bound]))
     assert "nothing to draw" in refusal(lambda: lr_sweep_figure([]))

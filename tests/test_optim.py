@@ -252,3 +252,48 @@ def test_what_is_wrong_with_an_optimizer_is_said(tmp_path: Path) -> None:
     message = refusal(lambda: LaneOptimizer(model, OptimSpec(name=f"{file}:broken")))
     assert "could not be made: RuntimeError: no such device" in message
     assert "a factory takes (groups, OptimSpec)" in message
+
+
+WRONG = """
+import torch
+
+def nothing(groups, spec):
+    return []
+
+def single(groups, spec):
+    return torch.optim.SGD(groups, lr=0.0)
+
+def words(groups, spec):
+    return ["sgd"]
+
+def rebuilt(groups, spec):
+    return [torch.optim.SGD([{"params": group["params"]} for group in groups], lr=0.0)]
+
+def half(groups, spec):
+    return [torch.optim.SGD(groups[1:], lr=0.0)]
+
+def twice(groups, spec):
+    return [torch.optim.SGD(groups, lr=0.0), torch.optim.SGD(groups, lr=0.0)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "covers 0 of"),
+        ("single", "the factory returns SGD, not a list"),
+        ("words", "the factory returns str among the optimizers"),
+        ("rebuilt", "leaves out the key 'segment'"),
+        ("half", "parameter groups"),
+        ("twice", "parameter groups"),
+    ],
+)
+def test_an_optimizer_that_misses_weights_is_refused(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    """Weights without an optimizer would look like an architecture that never learns."""
+    file = tmp_path / "own.py"
+    file.write_text(WRONG)
+    spec = OptimSpec(name=f"{file}:{name}")
+    message = refusal(lambda: LaneOptimizer(make_model(), spec))
+    assert said in message and "a factory takes (groups, OptimSpec)" in message

@@ -16,6 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
+from keelbench.archs import ARCHS
 from keelbench.errors import KeelbenchError
 from keelbench.records import Record, VerdictKind
 from keelbench.report.plots import (
@@ -181,6 +182,32 @@ def test_other_rules_take_looks_in_order_of_their_parameters() -> None:
     assert list(looks) == [f"keel(alpha={alpha})" for alpha in (4, 16, 64, 256)]
     assert [looks[name].color for name in looks] == [look.color for look in CYCLE[:4]]
     assert looks_of(reversed(names)) == looks
+
+
+@pytest.mark.parametrize("floor", [sample.UNIGRAM + 0.01, sample.UNIGRAM + 0.1])
+def test_a_label_stays_within_its_panel(floor: float) -> None:
+    """A model that never gets below the unigram entropy: the line lies at the very bottom."""
+    steps = 200
+    trace = sample.trace(steps, None, floor=floor)
+    record = dataclasses.replace(sample.record(kind=VerdictKind.SURVIVED), trace=trace)
+    figure = drawn(loss_figure([record]))
+    (axes,) = figure.axes
+    inside = axes.get_window_extent()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert inside.y0 - 1 <= box.y0 and box.y1 <= inside.y1 + 1
+
+
+def test_a_survivor_whose_loss_has_left_the_panel_does_not_break_the_layout() -> None:
+    trace = sample.trace(200, 150, after=40.0)
+    record = dataclasses.replace(sample.record(kind=VerdictKind.SURVIVED), trace=trace)
+    figure = drawn(loss_figure([record]))  # a layout that collapses warns
+    assert figure.axes[0].get_ylim()[1] < 10
+
+
+def test_every_built_in_rule_looks_different() -> None:
+    looks = looks_of(ARCHS.names())
+    assert len({(look.color, look.marker, look.dash) for look in looks.values()}) == len(looks)
 
 
 def test_more_rules_than_looks_still_work() -> None:

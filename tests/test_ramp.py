@@ -1,11 +1,13 @@
 """The ramp: what is applied is what is recorded, lanes are independent, ends are told apart."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sample
 import torch
 from helpers import SIX, by_seed, numbers, tiny_cell
 from torch.nn.functional import cross_entropy
@@ -174,6 +176,15 @@ def test_dropping_lanes_in_mid_run_does_not_move_the_others() -> None:
 
 
 # How lanes end
+
+
+def test_a_ramp_that_ends_on_an_excursion_claims_only_the_lr_before_it() -> None:
+    record = sample.record(kind=VerdictKind.SURVIVED)
+    assert record.lower_bound == record.trace.lr[-1]
+    left = dataclasses.replace(record.verdict, open_step=100)
+    record = dataclasses.replace(record, verdict=left)
+    assert record.lower_bound == record.trace.lr[99]
+    assert Record.from_dict(record.to_dict()).lower_bound == record.lower_bound
 
 
 def test_a_ramp_that_ends_healthy_is_survived_and_has_only_a_lower_bound() -> None:

@@ -104,6 +104,9 @@ def test_the_figure_shows_loss_and_limit_against_depth() -> None:
     assert len(scaling_figure(rows).axes) == 2
     known = [row | {"max_lr": 1e-2, "normalized": 1e-3} for row in rows]
     assert isinstance(scaling_figure(known), Figure)
+    wide = [row | {"max_lr_low": 1e-4, "max_lr_high": 1.0} for row in known]
+    low, high = scaling_figure(wide).axes[1].get_ylim()
+    assert low < 1e-4 and high > 1.0, "an interval is cut off"
     deep = [*known[:1], known[1] | {"width": 8}]
     labels = [text.get_text() for text in scaling_figure(deep).axes[0].get_xticklabels()]
     assert labels == ["4\n× 16", "8\n× 8"]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from keelbench.cli import run
+from keelbench.cli.study_input import lrs_of
+from keelbench.cli.study_output import table
 
 TINY = ["--depth", "4", "--width", "16", "--batch", "2", "--seq", "16", "--workers", "0", "-q"]
 TRAIN = [*TINY, "--steps", "6", "--seeds", "2"]
@@ -59,9 +61,12 @@ def test_a_study_prints_a_table_and_its_progress_goes_to_stderr(
     arguments = [word for word in COMMANDS["lrsweep"] if word != "-q"]
     assert run(["lrsweep", *arguments, "--out", "here"]) == 0
     captured = capsys.readouterr()
-    header, *rows = captured.out.splitlines()
-    assert header.split()[:3] == ["arch", "L", "width"] and len(rows) == 1
-    assert rows[0].startswith("keel")
+    header, row, blank, *caption = captured.out.splitlines()
+    assert header.split()[:2] == ["arch", "L"] and row.startswith("keel") and not blank
+    assert " ".join(caption) == (
+        "width 16 · 6 steps · batch 2 × 16 tokens · data kjv · float32 on cpu · seeds 0-1 · "
+        "no interval below 3 seeds"
+    )
     assert "keel L=4 width 16, 6 lanes: started" in captured.err
     assert Path("here/lrsweep.json").exists()
 
@@ -83,6 +88,60 @@ def test_a_budget_is_solved_for_and_ramps_are_stored(
     assert len(list(Path("results/s/records").glob("*.json"))) == 1
 
 
+def row_of(arch: str, width: int, **values: Any) -> dict[str, Any]:
+    return {"arch": arch, "depth": 8, "width": width, **values}
+
+
+COLUMNS = {"arch": "arch", "depth": "L", "width": "width", "best_lr": "best LR", "loss": "loss"}
+
+
+def test_what_rows_share_is_left_to_the_caption() -> None:
+    rows = [row_of("keel", 16, best_lr=2e-2, loss=2.5), row_of("pre_ln", 16, best_lr=1, loss=3)]
+    assert table(rows, COLUMNS).splitlines() == [
+        "arch    L  best LR  loss",
+        "keel    8     2e-2   2.5",
+        "pre_ln  8        1     3",
+    ]
+    rows[1]["width"] = 32
+    assert table(rows, COLUMNS).splitlines()[0].split()[:3] == ["arch", "L", "width"]
+
+
+def test_a_number_has_the_digits_that_its_interval_allows() -> None:
+    values = {"best_lr": 0.02185, "best_lr_low": 0.0058, "best_lr_high": 0.0819}
+    values |= {"loss": 2.9127, "loss_low": 2.7163, "loss_high": 3.1091}
+    (_, line) = table([row_of("keel", 16, **values)], COLUMNS).splitlines()
+    assert line == "keel  8  2.2e-2 [0.6, 8.2]  2.91 [2.72, 3.11]"
+    bound = row_of("keel", 16, best_lr=None, best_lr_low=0.5, best_lr_high=None, loss=2e5)
+    assert table([bound], COLUMNS).splitlines()[1].split() == ["keel", "8", ">=", "5e-1", "2e5"]
+
+
+def test_a_table_that_is_too_wide_has_its_intervals_below_their_values() -> None:
+    values = {"best_lr": 0.02, "loss": 2.9127, "loss_low": 2.7163, "loss_high": 3.1091}
+    lines = table([row_of("hyper_connections", 16, **values)], COLUMNS, 44).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["hyper_connections", "8", "2e-2", "2.91"],
+        ["[2.72,", "3.11]"],
+    ]
+    assert max(map(len, lines)) <= 44
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_tables_keep_to_80_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["3" if word == "2" else word for word in COMMANDS[command]]
+    assert run([command, *arguments]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_a_shape_that_a_budget_asks_for_must_fit_the_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    huge = ["--depth", "8", "--parameters", "5000000000", "--arch", "keel"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keelbench.capacity.machine_memory", lambda: 2.0**34)
+        assert run(["scaling", *huge]) == 2
+    assert "needs about" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -94,6 +153,12 @@ def test_a_budget_is_solved_for_and_ramps_are_stored(
         (["lrsweep", "--lrs", "1e-3,-1"], "--lrs is '1e-3,-1'"),
         (["lrsweep", "--lrs", "1:2"], "--lrs is '1:2'"),
         (["lrsweep", "--steps", "0"], "steps is 0"),
+        (["gradients", "--at", "5000"], "step 5000 is not on the ramp of post_ln"),
+        (["redundancy", "--lr", "0"], "lr is 0: it must be positive"),
+        (["redundancy", "--lr", "nan"], "lr is nan"),
+        (["scaling", "--parameters", "0"], "parameters is 0: it must be at least 1"),
+        (["scaling", "--parameters", "-5"], "parameters is -5"),
+        (["tasks", "--task", ""], "known are induction, hops"),
         (["lrsweep", "none.yaml"], "cannot read sweep none.yaml"),
         (["tasks", "--task", "hop"], "did you mean 'hops'?"),
         (["scaling", "--parameters", "10", "--depth", "8"], "no width at depth 8"),
@@ -118,3 +183,7 @@ def test_an_interrupted_study_ends_with_130(
     monkeypatch.setattr("keelbench.gradients.gradient_profiles", stop)
     assert run(["gradients", *TINY]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_an_lr_grid_names_each_lr_once() -> None:
+    assert lrs_of("1e-3:1e-3:4") == [1e-3] and lrs_of("2e-3,1e-3,2e-3") == [1e-3, 2e-3]

@@ -144,6 +144,15 @@ cells:
         assert part in message, message
 
 
+def test_a_problem_of_several_cells_is_told_once(tmp_path: Path) -> None:
+    text = "matrix: {arch: [keel, pre_ln, post_ln], depth: [7, 8], width: [65]}"
+    lines = refusal(lambda: load(tmp_path, text)).splitlines()
+    assert lines[0] == "2 problems:"
+    assert [line.startswith("  - ") for line in lines[1:3]] == [True, True]
+    assert "(arch=keel, depth=7, width=65) and 2 more: model.depth is 7" in lines[1]
+    assert "(arch=keel, depth=7, width=65) and 5 more: model.width 65 is not" in lines[2]
+
+
 def test_a_problem_names_its_cell(tmp_path: Path) -> None:
     message = refusal(lambda: load(tmp_path, "matrix: {arch: [kel], depth: [8]}"))
     assert "cell (arch=kel, depth=8): unknown architecture 'kel'" in message

@@ -1,6 +1,7 @@
 """Tables: one builder, five skins, the same numbers as in the JSON."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -182,6 +183,18 @@ def test_every_row_stands_below_its_own_setting() -> None:
         if line.startswith("pre_ln"):
             found.setdefault(setting, []).append(line)
     assert len(found) == 5 and all(len(rows) == 3 for rows in found.values())
+
+
+def test_the_sublayer_that_moved_first_is_shown_where_it_was_looked_for() -> None:
+    plain, looked, none = (sample.record("keel", 64, seed) for seed in range(3))
+    assert "moved first" not in render_lanes([plain], width=80)
+    found = {"site": 5, "branch": "ffn", "step": 50}
+    looked = dataclasses.replace(looked, diagnosis={"first_to_move": found})
+    none = dataclasses.replace(none, diagnosis={"first_to_move": {"site": None}})
+    text = render_lanes([plain, looked, none], width=80)
+    assert "moved first" in text.splitlines()[0] and max(map(len, text.splitlines())) <= 80
+    cells = [line.split("e-2")[-1].split()[:3] for line in text.splitlines()[3:6]]
+    assert [" ".join(cell) for cell in cells][1] == "5 ffn, step"
 
 
 def test_best_is_marked_without_colour_and_bold_with_it(

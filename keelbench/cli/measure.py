@@ -58,7 +58,8 @@ def maxlr(
     seq: Annotated[int | None, typer.Option(help="Tokens per sequence (64).")] = None,
     seeds: Seeds = None,
     data: Annotated[
-        str | None, typer.Option(help="kjv, markov, text:PATH, tokens:PATH, hf:NAME.")
+        str | None,
+        typer.Option(help="kjv, markov, text:PATH, tokens:PATH, hf:NAME, task:NAME."),
     ] = None,
     slope: Annotated[
         float | None, typer.Option(help="LR per step (1e-5 x 1024 / width).")

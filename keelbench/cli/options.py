@@ -144,7 +144,11 @@ def check_cells(cells: Sequence[Any]) -> None:
     from keelbench.data import open_source
     from keelbench.memory import estimate_memory
     from keelbench.parsing import raise_problems
+    from keelbench.registry import load_object
 
+    named = {cell.model.module for cell in cells} | {cell.optim.name for cell in cells}
+    for target in sorted(name for name in named if name and ":" in name):
+        load_object(target)
     vocab = {spec: open_source(spec).vocab for spec in dict.fromkeys(c.data for c in cells)}
     total = machine_memory()
     problems = []

@@ -97,11 +97,14 @@ def publish(
 ) -> None:
     """Print the table (or the JSON) and write summary, table, figures and page."""
     chosen = None if reference == "none" else reference
-    if json is not None:
-        write_json(records, json, chosen)
-    if json != "-":
-        print_tables(records, skin, chosen)
-    written = write_files(records, folder, chosen, command=command)
+    try:
+        if json is not None:
+            write_json(records, json, chosen)
+        if json != "-":
+            print_tables(records, skin, chosen)
+            sys.stdout.flush()
+    finally:  # also when nobody reads to the end, as in `keelbench compare | head`
+        written = write_files(records, folder, chosen, command=command)
     note(f"wrote {', '.join(written)} to {folder}")
 
 

@@ -131,9 +131,10 @@ def lrsweep(
 ) -> None:
     """At which LR it trains best: warm-up and cosine at fixed peaks, as lanes of one batch.
 
-    Sensitivity is the mean over the grid of min(loss, loss at init) minus the best loss. In
-    a sweep file, several ramp.peak are the grid. With --max-lr, the best LR is drawn against
-    the Max LR of stored results.
+    Without a sweep file: pre_ln and keel, depth 32, width 32, 3 seeds, six LRs from 1e-4 to
+    1e-2 x 1024 / width. Sensitivity is the mean over the grid of min(loss, loss at init)
+    minus the best loss. In a sweep file, several ramp.peak are the grid. With --max-lr, the
+    best LR is drawn against the Max LR of stored results.
     """
     from keelbench.cli.study_output import StudyProgress, publish, stoppable
     from keelbench.lrsweep import curve_rows, lr_sweeps, relation_rows, summary_rows

@@ -32,6 +32,8 @@ REDUNDANCY_COLUMNS = {
     "arch": "arch",
     "depth": "L",
     "width": "width",
+    "steps": "steps",
+    "lr": "LR",
     "ppl": "PPL",
     "cheap_share": "cheap",
     "cheapest": "cheapest",
@@ -44,6 +46,7 @@ SCALING_COLUMNS = {
     "arch": "arch",
     "depth": "L",
     "width": "width",
+    "steps": "steps",
     "parameters": "parameters",
     "loss": "loss/nats",
     "best_lr": "best LR",
@@ -56,6 +59,7 @@ TASK_COLUMNS = {
     "arch": "arch",
     "depth": "L",
     "width": "width",
+    "steps": "steps",
     "loss": "loss/nats",
     "answer_loss": "answers/nats",
     "accuracy": "accuracy",
@@ -148,7 +152,8 @@ def scaling(
 ) -> None:
     """Loss and Max LR against depth: at one width, or deep against wide at one budget.
 
-    The loss is that of the best LR of a grid. Ramps are stored, and not run again.
+    Without a sweep file: pre_ln and keel, depths 8, 16, 32, width 32, 3 seeds. The loss is
+    that of the best LR of a grid. Ramps are stored, and not run again.
     """
     from keelbench.cli.options import check_cells
     from keelbench.cli.study_output import StudyProgress, publish, stoppable
@@ -192,7 +197,7 @@ def scaling(
         [found.to_dict() for found in sweeps],
         SCALING_COLUMNS,
         {"scaling": figure},
-        sweep=sweep,
+        sweep=replace(sweep, cells=tuple(cells)),
         folder=folder,
         json=json,
     )
@@ -227,7 +232,9 @@ def tasks(
 
     names = TASKS.names() if task == "all" else arch_list(task) or []
     if not names:
-        raise KeelbenchError(f"--task is '{task}': known are {', '.join(TASKS.names())}, or all")
+        raise KeelbenchError(
+            f"--task is '{task}': known are {', '.join(TASKS.names())}, or all"
+        )
     for name in names:
         make_task(name)
     parts = [

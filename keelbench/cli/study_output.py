@@ -24,10 +24,10 @@ SCHEMA = "keelbench.study/1"
 PLAIN_SECONDS = 10.0
 """Seconds between two progress lines of one task."""
 
-SETTINGS = {"width": "width {}", "step": "step {}", "steps": "{} steps"}
+SETTINGS = {"width": "width {}", "step": "step {}", "steps": "{} steps", "lr": "peak LR {}"}
 """Columns that move below the table if all rows agree, and how they are said there."""
 
-RATES = ("best_lr", "max_lr", "normalized")
+RATES = ("lr", "best_lr", "max_lr", "normalized")
 """Fields that are learning rates: written with an exponent."""
 
 Row = dict[str, Any]
@@ -137,15 +137,22 @@ def _aligned(lines: Sequence[Sequence[str]], is_name: Sequence[bool]) -> str:
 
 def caption(rows: Sequence[Row], columns: Mapping[str, str], sweep: "SweepSpec") -> str:
     """The settings that the numbers travel with, on one line."""
+    from keelbench.report.numbers import plain_value, short
     from keelbench.report.tables.caption import seeds_text
 
     cells = sweep.cells
     data = dict.fromkeys(cell.data.source for cell in cells)
     batches = dict.fromkeys(f"{cell.data.batch} × {cell.data.seq} tokens" for cell in cells)
     shared = _shared(rows, columns)
-    parts = [SETTINGS[name].format(value) for name, value in shared.items()]
+    parts = [SETTINGS[name].format(plain_value(value)) for name, value in shared.items()]
+    if "max_lr" in columns:
+        slopes = sorted({cell.resolved().ramp.slope or 0.0 for cell in cells})
+        parts.append(f"slope {' / '.join(map(short, slopes))} LR/step")
     parts += [f"batch {' / '.join(batches)}", f"data {' / '.join(data)}"]
-    parts += [f"{cells[0].dtype} on {cells[0].device}", seeds_text(" ".join(map(str, sweep.seeds)))]
+    parts += [
+        f"{cells[0].dtype} on {cells[0].device}",
+        seeds_text(" ".join(map(str, sweep.seeds))),
+    ]
     if any(f"{name}_low" in row for row in rows for name in columns):
         few = len(sweep.seeds) < 3
         parts.append("no interval below 3 seeds" if few else "[95 % interval over seeds]")

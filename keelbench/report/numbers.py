@@ -91,7 +91,7 @@ def estimate_number(row: Mapping[str, Any], name: str) -> Number | None:
 def short(value: float) -> str:
     """A setting: ``1.6e-4``, ``0.05``, ``8``: three significant digits, no padding."""
     if value == 0 or 1e-2 <= abs(value) < 1e4:
-        return f"{value:.3g}"
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 

@@ -98,7 +98,10 @@ def _entropy_line(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
     if not low < level < high:
         return
     axes.axhline(level, color=MUTED, linewidth=0.7, zorder=1)
-    places = [("left", "top"), ("left", "bottom"), ("right", "bottom"), ("right", "top")]
+    share = (level - low) / (high - low)
+    sides = [("left", "top"), ("left", "bottom"), ("right", "bottom"), ("right", "top")]
+    fits = {"top": share > LABEL_HEIGHT, "bottom": share < 1 - LABEL_HEIGHT}
+    places = [place for place in sides if fits[place[1]]]
     side, hangs = min(places, key=lambda place: _crowd(axes, level, curves, *place))
     axes.annotate(
         f"unigram\nentropy {level:.2f}",

@@ -1,6 +1,7 @@
 """Gradients, activations and updates of every sub-layer against depth."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,9 +24,20 @@ QUANTITIES = {
 """Fields of a site and what they are called."""
 
 
+ALTERNATING = ("weight_grad", "ratio", "update_ratio")
+"""What differs between attention and FFN at every block: one curve through both would be a
+band. Each gets its own, the FFN's pale."""
+
+PALE = 0.4
+"""Opacity of the FFN's curves."""
+
+CLOSED_FORM = (0, (0.7, 1.6))
+"""Dash of the closed form beside the shortcut's gradient."""
+
+
 @styled
 def gradient_figure(profiles: Sequence[Row], *, width: float | None = None) -> Figure:
-    """Six quantities against the sub-layer, a row of panels per depth.
+    """Six quantities against the sub-layer, two rows of panels per depth and width.
 
     Dotted lines beside the shortcut's gradient are its closed form from the measured branch
     variances.
@@ -38,20 +50,26 @@ def gradient_figure(profiles: Sequence[Row], *, width: float | None = None) -> F
         KeelbenchError: if there are no profiles.
     """
     looks = looks_in(profiles)
-    depths = by(profiles, "depth")
-    names = [(depth, name) for depth in depths for name in QUANTITIES]
-    titles = [
-        f"{QUANTITIES[name]}, L = {depth}" if len(depths) > 1 else QUANTITIES[name]
-        for depth, name in names
-    ]
+    shapes = by(profiles, "depth", "width")
+    has_widths = len({width for _, width in shapes}) > 1
+    names = [(shape, name) for shape in shapes for name in QUANTITIES]
+    suffix = {(d, w): _suffix(d, w, has_widths) for d, w in shapes if len(shapes) > 1}
+    titles = [QUANTITIES[name] + suffix.get(shape, "") for shape, name in names]
     figure, grid = panels(titles, columns=3, width=width)
-    for axes, (depth, name) in zip(grid, names, strict=True):
-        _draw(axes, depths[depth], looks, name)
-        axes.set_xlim(-0.02 * depth, 1.02 * depth)
+    for axes, (shape, name) in zip(grid, names, strict=True):
+        _draw(axes, shapes[shape], looks, name)
+        axes.set_xlim(-0.02 * shape[0], 1.02 * shape[0])
     for axes in grid[-3:]:
         axes.set_xlabel("sub-layer")
-    legend(figure, looks.values())
+    strokes: dict[str, dict[str, Any]] = {"FFN": {"alpha": PALE}}
+    if any(site["predicted_shortcut"] for p in profiles for site in p["sites"]):
+        strokes["closed form"] = {"linestyle": CLOSED_FORM}
+    legend(figure, looks.values(), has_markers=False, strokes=strokes)
     return figure
+
+
+def _suffix(depth: int, width: int, has_widths: bool) -> str:
+    return f", {depth} × {width}" if has_widths else f", L = {depth}"
 
 
 def _draw(axes: Axes, profiles: Sequence[Row], looks: dict[str, Look], name: str) -> None:
@@ -64,26 +82,20 @@ def _draw(axes: Axes, profiles: Sequence[Row], looks: dict[str, Look], name: str
     log_axis(axes, "y", *padded(low, high), labels=5)
     for profile in profiles:
         look = looks[profile["arch"]]
-        _curve(axes, profile, look, lambda site: site[name], linestyle=look.dash)
+        sites = profile["sites"]
+        if name in ALTERNATING:
+            attention, ffn = (by(sites, "branch").get(b, []) for b in ("attention", "ffn"))
+            _curve(axes, ffn, name, color=look.color, linestyle=look.dash, alpha=PALE)
+            _curve(axes, attention, name, color=look.color, linestyle=look.dash)
+        else:
+            _curve(axes, sites, name, color=look.color, linestyle=look.dash)
         if name == "shortcut_grad":
-            _curve(
-                axes,
-                profile,
-                look,
-                lambda site: site["predicted_shortcut"],
-                linestyle=(0, (0.7, 1.6)),
-                color=INK if look.color == MUTED else look.color,
-            )
+            color = INK if look.color == MUTED else look.color
+            _curve(axes, sites, "predicted_shortcut", color=color, linestyle=CLOSED_FORM)
 
 
-def _curve(
-    axes: Axes,
-    profile: Row,
-    look: Look,
-    read: Callable[[Row], float | None],
-    **style: object,
-) -> None:
-    found = [(site["index"], value) for site in profile["sites"] if (value := read(site))]
+def _curve(axes: Axes, sites: Sequence[Row], name: str, **style: Any) -> None:
+    found = [(site["index"], site[name]) for site in sites if site[name]]
     if found:
         x, y = zip(*found, strict=True)
-        axes.plot(x, y, **{"color": look.color, "linewidth": 1.0, **style})  # type: ignore[arg-type]
+        axes.plot(x, y, linewidth=1.0, **style)

@@ -122,11 +122,18 @@ def looks_of(archs: Iterable[str]) -> dict[str, Look]:
     names = sorted(set(archs), key=_natural)
     others = [name for name in names if name not in FIXED]
     found = {name: look for name, look in FIXED.items() if name in names}
-    found |= {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(others)}
+    found |= {name: _cycled(position) for position, name in enumerate(others)}
     return {
         name: Look(look.color, look.marker, look.dash, title_of(name))
         for name, look in found.items()
     }
+
+
+def _cycled(position: int) -> Look:
+    """A look of the cycle; a later round has the dashes and markers of other entries."""
+    round_, place = divmod(position, len(CYCLE))
+    color, other = CYCLE[place].color, CYCLE[(place + 3 * round_) % len(CYCLE)]
+    return Look(color, other.marker, other.dash)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

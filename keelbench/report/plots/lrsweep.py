@@ -9,9 +9,12 @@ from keelbench.report.numbers import lr_text
 from keelbench.report.plots.canvas import log_axis, padded, styled
 from keelbench.report.plots.looks import COLUMN_INCHES, MUTED, PAPER, Look
 from keelbench.report.plots.study_panels import (
+    DOTTED,
     Row,
+    apart,
     by,
     finite,
+    label_rows,
     legend,
     line,
     looks_in,
@@ -39,12 +42,14 @@ def lr_sweep_figure(rows: Sequence[Row], *, width: float | None = None) -> Figur
         log_axis(axes, "x", *padded(*_ends(finite(r["lr"] for r in found))), text=lr_text)
         if (limits := _loss_limits(found)) is not None:
             axes.set_ylim(limits)
-        axes.axhline(found[0]["init_loss"], color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
-        for arch, of_arch in by(found, "arch").items():
-            _seeds(axes, of_arch, looks[arch])
-            line(axes, of_arch, looks[arch], "lr", "loss")
+        axes.axhline(found[0]["init_loss"], color=MUTED, linewidth=0.7, linestyle=DOTTED)
+        groups = by(found, "arch")
+        factors = apart(len(groups), *_ends(finite(row["lr"] for row in found)))
+        for (arch, of_arch), moved in zip(groups.items(), factors, strict=True):
+            _seeds(axes, of_arch, looks[arch], moved)
+            line(axes, of_arch, looks[arch], "lr", "loss", moved=moved)
         axes.set_xlabel("peak LR")
-    grid[0].set_ylabel("held-out loss (nats per token)")
+    label_rows(grid, "held-out loss (nats per token)")
     legend(figure, looks.values())
     return figure
 
@@ -60,11 +65,11 @@ def _loss_limits(rows: Sequence[Row]) -> tuple[float, float] | None:
     return low - margin, high + margin
 
 
-def _seeds(axes: Axes, rows: Sequence[Row], look: Look) -> None:
+def _seeds(axes: Axes, rows: Sequence[Row], look: Look, moved: float) -> None:
     for row in rows:
         for loss in finite(row["seed_losses"]):
             axes.plot(
-                row["lr"],
+                row["lr"] * moved,
                 loss,
                 "o",
                 markersize=2,
@@ -98,8 +103,8 @@ def training_curves_figure(rows: Sequence[Row], *, width: float | None = None) -
         if losses:
             axes.set_ylim(min(losses) - 0.1, min(max(losses), rows[0]["init_loss"]) + 0.2)
         axes.set_xlabel("step")
-    grid[0].set_ylabel("train loss (nats per token)")
-    legend(figure, looks.values())
+    label_rows(grid, "train loss (nats per token)")
+    legend(figure, looks.values(), has_markers=False)
     return figure
 
 
@@ -107,7 +112,8 @@ def training_curves_figure(rows: Sequence[Row], *, width: float | None = None) -
 def relation_figure(rows: Sequence[Row], *, width: float = COLUMN_INCHES) -> Figure:
     """Max LR against best LR, a point per architecture and shape, with intervals.
 
-    On the diagonal an architecture trains best at the LR at which it breaks.
+    Where there are several shapes, each point says its own. On the diagonal an architecture
+    trains best at the LR at which it breaks.
 
     Args:
         rows: ``relation_rows``.
@@ -118,7 +124,7 @@ def relation_figure(rows: Sequence[Row], *, width: float = COLUMN_INCHES) -> Fig
     """
     found = [row for row in rows if row["best_lr"] is not None and row["max_lr"] is not None]
     looks = looks_in(found)
-    figure, (axes,) = panels(["Max LR and best LR"], columns=1, width=width)
+    figure, (axes,) = panels([_relation_title(found)], columns=1, width=width)
     values = finite(
         row[f"{name}{end}"]
         for row in found
@@ -128,13 +134,38 @@ def relation_figure(rows: Sequence[Row], *, width: float = COLUMN_INCHES) -> Fig
     limits = padded(*_ends(values))
     for which in ("x", "y"):
         log_axis(axes, which, *limits, labels=5, text=lr_text)
-    axes.plot(limits, limits, color=MUTED, linewidth=0.6, linestyle=(0, (1, 2)))
+    axes.plot(limits, limits, color=MUTED, linewidth=0.6, linestyle=DOTTED)
+    shapes = by(found, "depth", "width")
+    has_widths = len({width for _, width in shapes}) > 1
     for row in found:
         _cross(axes, row, looks[row["arch"]])
+        if len(shapes) > 1:
+            shape = f"{row['depth']}" + (f" × {row['width']}" if has_widths else "")
+            axes.annotate(
+                shape,
+                (row["best_lr"], row["max_lr"]),
+                xytext=(4, 3),
+                textcoords="offset points",
+                fontsize=6,
+                color=looks[row["arch"]].color,
+            )
     axes.set_xlabel("best LR")
     axes.set_ylabel("Max LR")
-    legend(figure, looks.values())
+    legend(figure, looks.values(), strokes={"equal": {"linestyle": DOTTED, "linewidth": 0.7}})
     return figure
+
+
+def _relation_title(rows: Sequence[Row]) -> str:
+    shapes = by(rows, "depth", "width")
+    if len(shapes) == 1:
+        ((depth, width),) = shapes
+        return f"L = {depth}, width {width}"
+    widths = {width for _, width in shapes}
+    return (
+        "L × width at each point"
+        if len(widths) > 1
+        else f"L at each point, width {min(widths)}"
+    )
 
 
 def _cross(axes: Axes, row: Row, look: Look) -> None:

@@ -7,7 +7,15 @@ from matplotlib.figure import Figure
 
 from keelbench.report.plots.canvas import log_axis, message, padded, styled
 from keelbench.report.plots.looks import MUTED, PAPER, Look
-from keelbench.report.plots.study_panels import Row, by, legend, looks_in, panels
+from keelbench.report.plots.study_panels import (
+    DOTTED,
+    Row,
+    by,
+    label_rows,
+    legend,
+    looks_in,
+    panels,
+)
 
 CHEAP = 0.01
 """The line at which a removal counts as cheap: 1 % of the perplexity."""
@@ -36,8 +44,9 @@ def redundancy_figure(rows: Sequence[Row], *, width: float | None = None) -> Fig
     for axes, ((_, _, unit), found) in zip(grid, shapes.items(), strict=True):
         _draw(axes, found, looks)
         axes.set_xlabel(unit)
-    grid[0].set_ylabel("ΔPPL / PPL")
-    legend(figure, looks.values())
+    label_rows(grid, "ΔPPL / PPL")
+    cheap = {f"{CHEAP:.0%} of PPL": {"linestyle": DOTTED, "linewidth": 0.7}}
+    legend(figure, looks.values(), strokes=cheap)
     return figure
 
 
@@ -47,7 +56,7 @@ def _draw(axes: Axes, rows: Sequence[Row], looks: dict[str, Look]) -> None:
         message(axes, "nothing finite was measured")
         return
     log_axis(axes, "y", *padded(FLOOR, max(*shares, 2 * CHEAP)), labels=6)
-    axes.axhline(CHEAP, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.axhline(CHEAP, color=MUTED, linewidth=0.7, linestyle=DOTTED)
     for arch, found in by(rows, "arch").items():
         look = looks[arch]
         shown = [max(row["delta_share"], FLOOR) for row in found]

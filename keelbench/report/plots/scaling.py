@@ -10,6 +10,7 @@ from keelbench.report.numbers import lr_text
 from keelbench.report.plots.canvas import log_axis, message, padded, styled
 from keelbench.report.plots.study_panels import (
     Row,
+    apart,
     by,
     finite,
     legend,
@@ -37,12 +38,20 @@ def scaling_figure(rows: Sequence[Row], *, width: float | None = None) -> Figure
     widths = {row["width"] for row in rows}
     limit = "max_lr" if len(widths) == 1 else "normalized"
     figure, (loss, max_lr) = panels(["held-out loss", "Max LR"], columns=2, width=width)
-    for arch, found in by(rows, "arch").items():
-        line(loss, found, looks[arch], "depth", "loss")
-        line(max_lr, found, looks[arch], "depth", limit)
+    groups = by(rows, "arch")
+    depths = [row["depth"] for row in rows]
+    factors = apart(len(groups), min(depths), max(depths))
+    for (arch, found), moved in zip(groups.items(), factors, strict=True):
+        line(loss, found, looks[arch], "depth", "loss", moved=moved)
+        line(max_lr, found, looks[arch], "depth", limit, moved=moved)
     loss.set_ylabel("nats per token")
     max_lr.set_ylabel("Max LR" if limit == "max_lr" else "Max LR × width / 1024")
-    values = finite(row.get(f"{limit}{end}") for row in rows for end in ("", "_low", "_high"))
+    values = finite(
+        row.get(f"{limit}{end}")
+        for row in rows
+        for end in ("", "_low", "_high")
+        if row[limit] is not None
+    )
     if values:
         log_axis(max_lr, "y", *padded(min(values), max(values)), text=lr_text)
     else:

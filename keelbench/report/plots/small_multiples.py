@@ -71,7 +71,10 @@ class SmallMultiples:
         return lane.trace.lr * self.lr.factor(cell)
 
     def finish(self, y_label: str) -> None:
-        """Labels and legend, once for all panels."""
+        """What depends on the limits of the panels, and labels and legend, once for all."""
+        for axes, curves in zip(self.axes, self.by_panel, strict=True):
+            for curve in curves:
+                _mark_survivor(axes, curve, self.looks[curve.arch])
         label = self.lr.label("step" if self.by_step else "LR")
         self.figure.supxlabel(label, fontsize=7.5)
         self.figure.supylabel(y_label, fontsize=7.5)
@@ -145,18 +148,24 @@ def _draw_curve(axes: Axes, curve: Curve, look: Look) -> None:
             markeredgewidth=0.5,
             zorder=4,
         )
-    if curve.survived and len(curve.x):
-        axes.plot(
-            curve.x[-1],
-            curve.y[-1],
-            ">",
-            markerfacecolor=PAPER,
-            markeredgecolor=look.color,
-            markersize=4,
-            markeredgewidth=0.8,
-            zorder=4,
-            clip_on=False,
-        )
+
+
+def _mark_survivor(axes: Axes, curve: Curve, look: Look) -> None:
+    """A hollow arrowhead at the end of a curve that goes on, half outside the panel."""
+    low, high = axes.get_ylim()
+    if not (curve.survived and len(curve.x) and low <= curve.y[-1] <= high):
+        return  # a loss that has left the panel ends there
+    axes.plot(
+        curve.x[-1],
+        curve.y[-1],
+        ">",
+        markerfacecolor=PAPER,
+        markeredgecolor=look.color,
+        markersize=4,
+        markeredgewidth=0.8,
+        zorder=4,
+        clip_on=False,
+    )
 
 
 def _x_limits(curves: Sequence[Curve]) -> tuple[float, float]:

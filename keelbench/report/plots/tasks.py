@@ -6,7 +6,15 @@ from matplotlib.figure import Figure
 
 from keelbench.report.plots.canvas import styled
 from keelbench.report.plots.looks import MUTED, PAPER
-from keelbench.report.plots.study_panels import Row, by, legend, looks_in, panels
+from keelbench.report.plots.study_panels import (
+    DOTTED,
+    Row,
+    by,
+    label_rows,
+    legend,
+    looks_in,
+    panels,
+)
 
 
 @styled
@@ -27,7 +35,7 @@ def task_figure(rows: Sequence[Row], *, width: float | None = None) -> Figure:
     tasks = by(rows, "task")
     figure, grid = panels(list(tasks), columns=min(2, len(tasks)), width=width)
     for axes, found in zip(grid, tasks.values(), strict=True):
-        axes.axhline(found[0]["chance"], color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+        axes.axhline(found[0]["chance"], color=MUTED, linewidth=0.7, linestyle=DOTTED)
         axes.set_ylim(-0.03, 1.03)
         for row in found:
             if row["loss"] is None or row["accuracy"] is None:
@@ -49,6 +57,7 @@ def task_figure(rows: Sequence[Row], *, width: float | None = None) -> Figure:
                 zorder=3,
             )
         axes.set_xlabel("held-out loss (nats per token)")
-    grid[0].set_ylabel("accuracy of answers")
-    legend(figure, looks.values())
+    label_rows(grid, "accuracy of answers")
+    guessing = {"guessing": {"linestyle": DOTTED, "linewidth": 0.7}}
+    legend(figure, looks.values(), strokes=guessing)
     return figure

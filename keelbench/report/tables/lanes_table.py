@@ -54,6 +54,7 @@ def _lane_rows(cell: Cell, varying: Sequence[str]) -> list[Row]:
             "quantum_lr": quantum_of(lane) * (lane.max_lr or 0.0) or cell.quantum,
             "cell": cell.id,
             "detector": cell.detector,
+            "first_to_move": first_to_move(lane),
         }
         for lane in cell.lanes
     ]
@@ -76,11 +77,29 @@ def _columns(rows: Sequence[Row], varying: Sequence[str]) -> list[Column]:
             in_papers=False,
         ),
         Column("max_lr", "Max LR", _max_lr_text, "left"),
+        *_moves_column(rows),
         Column("steps", "steps", plain("steps"), importance=2, in_papers=False),
         Column("seconds", "time\n(s)", seconds_text, importance=3, in_papers=False),
         Column("id", "record", plain("id"), "left", importance=4, in_papers=False),
         Column("reason", "reason", plain("reason"), "left", importance=8, in_papers=False),
     ]
+
+
+def first_to_move(lane: Record) -> str | None:
+    """What ``maxlr --diagnose`` found: ``5 ffn, step 50``; None if nobody looked."""
+    found = (lane.diagnosis or {}).get("first_to_move")
+    if found is None:
+        return None
+    if found["site"] is None:
+        return "none"
+    return f"{found['site']} {found['branch']}, step {found['step']}"
+
+
+def _moves_column(rows: Sequence[Row]) -> list[Column]:
+    """The sub-layer that moved first, where any lane was diagnosed."""
+    if all(row["first_to_move"] is None for row in rows):
+        return []
+    return [Column("first_to_move", "moved first\n(sub-layer)", plain("first_to_move"), "left")]
 
 
 def _verdict_text(row: Row, face: Face) -> str:
