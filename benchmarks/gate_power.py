@@ -170,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="false alarms and power of keelbench check")
     parser.add_argument("--gates", type=int, default=20_000, help="simulated gates per row")
     gates = parser.parse_args().gates
-    for looks, df in ((plan(3, 5), 10), (plan(3, 5), 0), (plan(3, 8), 16), (plan(3, 16), 32)):
+    for looks, df in ((plan(3, 5), 10), (plan(3, 5), 0), (plan(3, 8), 16), (plan(3, 12), 24)):
         seeds = ", ".join(str(look.seeds) for look in looks)
         kind = f"calibrated with {df} degrees of freedom" if df else "not calibrated"
         print(f"\nLooks at {seeds} seeds, {kind}, {gates} gates per row:\n\n{HEAD}")

@@ -92,10 +92,12 @@ def main() -> None:
         "limit": limit(SHAPES[0]),
     }
     print(json.dumps(results["limit"]))
-    earlier = _earlier(results["environment"])
+    earlier = _before(results["environment"]).get("duels", [])
     results["duels"] = [one for one in earlier if one["shape"] not in {c.name for c in chosen}]
     if not arguments.no_scaling:
         results["scaling"] = scaling()
+    elif "scaling" in (before := _before(results["environment"])):
+        results["scaling"] = before["scaling"]
     for shape in chosen:
         contenders = sides(shape, cores, arguments.compiled, arguments.cpu_time)
         rows = duel(contenders, arguments.rounds, by_cpu_time=arguments.cpu_time)
@@ -105,15 +107,15 @@ def main() -> None:
         _write(results)
 
 
-def _earlier(environment: dict[str, Any]) -> list[dict[str, Any]]:
-    """Duels of an earlier, unfinished run on the same machine and clock."""
+def _before(environment: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run on the same machine and clock left; empty if there is none."""
     if not FILE.exists():
-        return []
-    before = json.loads(FILE.read_text(encoding="utf-8"))
+        return {}
+    before: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     same = all(
         before["environment"].get(key) == environment[key] for key in ("cpu", "torch", "clock")
     )
-    return list(before["duels"]) if same else []
+    return before if same else {}
 
 
 def _write(results: dict[str, Any]) -> None:

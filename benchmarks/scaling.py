@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.contenders import Shape, keelbench
+from keelbench.report.plots.canvas import calm, log_axis, padded, save, styled
+from keelbench.report.plots.looks import INK, MUTED, PAGE_INCHES
 
 BASE = Shape(64, 64, 8, 64, 1)
 AXES: dict[str, list[Shape]] = {
@@ -53,20 +57,28 @@ def _milliseconds(run: Any) -> float:
     return (time.thread_time() - started) / 4 * 1e3
 
 
+@styled
+def figure(found: dict[str, Any]) -> Figure:
+    """A panel per axis: measured medians, and the power law fitted to them."""
+    drawn = Figure(figsize=(PAGE_INCHES, 2.2), layout="constrained")
+    times = [value for line in found.values() for value in line["milliseconds"]]
+    grid = drawn.subplots(1, len(found), sharey=True)
+    for axes, (name, line) in zip(grid, found.items(), strict=True):
+        sizes, milliseconds = line["sizes"], line["milliseconds"]
+        log_axis(axes, "x", *padded(sizes[0], sizes[-1]))
+        log_axis(axes, "y", *padded(min(times), max(times)))
+        calm(axes, "both")
+        fit = np.polyfit(np.log(sizes), np.log(milliseconds), 1)
+        axes.plot(sizes, np.exp(np.polyval(fit, np.log(sizes))), color=MUTED, linewidth=0.8)
+        axes.plot(sizes, milliseconds, "o", color=INK, markersize=3.5)
+        axes.xaxis.set_major_locator(FixedLocator(sizes))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("depth (sub-layers)" if name == "depth" else name)
+        axes.set_title(f"{name}$^{{{line['exponent']:.2f}}}$", loc="left", pad=3, color=MUTED)
+    grid[0].set_ylabel("ms per step, one thread")
+    return drawn
+
+
 def _draw(found: dict[str, Any]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(found), figsize=(9, 2.8), layout="constrained")
-    for axis, (name, line) in zip(axes, found.items(), strict=True):
-        axis.loglog(line["sizes"], line["milliseconds"], "o-")
-        axis.set_xticks(line["sizes"], [str(size) for size in line["sizes"]])
-        axis.minorticks_off()
-        axis.set_xlabel("depth L (sub-layers)" if name == "depth" else name)
-        axis.set_title(f"cost ~ {name}^{line['exponent']:.2f}", fontsize=10)
-    axes[0].set_ylabel("ms per step, one thread")
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FIGURE, dpi=150, metadata={"Software": None})
-    pyplot.close(figure)
+    save(figure(found), FIGURE.with_suffix(""))

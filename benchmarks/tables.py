@@ -80,4 +80,8 @@ def _scaling(found: dict[str, Any]) -> str:
         sizes = ", ".join(map(str, line["sizes"]))
         times = ", ".join(f"{value:.0f}" for value in line["milliseconds"])
         lines.append(f"| {axis} | {sizes} | {times} | {axis}^{line['exponent']:.2f} |")
+    lines += [
+        "",
+        "![Cost of a step against depth, width and lanes](images/performance-scaling.png)",
+    ]
     return "\n".join(lines)
