@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from keelbench.archs import ARCHS
 from keelbench.cli import run
 from keelbench.cli.options import sweep_from
 
@@ -292,6 +293,15 @@ def test_judge_reads_a_log_and_gives_one_lane_object(capsys):
     assert 72 <= lane["onset_step"] <= 98
     assert run(["judge", str(log), "--unigram-entropy", "3.07"]) == 0
     assert "irrecoverable instability" in capsys.readouterr().out
+
+
+def test_the_list_of_architectures_fits_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")
+    assert run(["archs"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for name in ARCHS.names():
+        assert f"\n{name} " in f"\n{out}"
 
 
 def test_describe_builds_nothing_and_tells_everything(capsys):

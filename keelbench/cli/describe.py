@@ -1,6 +1,8 @@
 """``keelbench archs`` and ``keelbench describe``: what there is, without building it."""
 
 import json
+import textwrap
+from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +24,7 @@ def archs(
     if context.invoked_subcommand is not None:
         return
     from keelbench.archs import ARCHS, make_rule
+    from keelbench.cli.output import terminal_width
 
     rows = [(name, make_rule(name)) for name in ARCHS.names()]
     if as_json:
@@ -32,9 +35,12 @@ def archs(
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return
     width = max(len(name) for name, _ in rows)
+    room = max(20, terminal_width() - width - 2)
     for name, rule in rows:
-        print(f"{name:<{width}}  {rule.equation}")
-        print(f"{'':<{width}}  {_parameters(rule)}{rule.source}")
+        equation = textwrap.wrap(rule.equation, room)
+        source = textwrap.wrap(f"{_parameters(rule)}{rule.source}", room)
+        for label, line in zip_longest([name], [*equation, *source], fillvalue=""):
+            print(f"{label:<{width}}  {line}")
 
 
 def _parameters(rule: Any) -> str:
