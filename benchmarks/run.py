@@ -92,11 +92,12 @@ def main() -> None:
         "limit": limit(SHAPES[0]),
     }
     print(json.dumps(results["limit"]))
-    earlier = _before(results["environment"]).get("duels", [])
-    results["duels"] = [one for one in earlier if one["shape"] not in {c.name for c in chosen}]
+    before = _before(results["environment"])
+    again = {shape.name for shape in chosen}
+    results["duels"] = [one for one in before.get("duels", []) if one["shape"] not in again]
     if not arguments.no_scaling:
         results["scaling"] = scaling()
-    elif "scaling" in (before := _before(results["environment"])):
+    elif "scaling" in before:
         results["scaling"] = before["scaling"]
     for shape in chosen:
         contenders = sides(shape, cores, arguments.compiled, arguments.cpu_time)

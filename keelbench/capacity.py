@@ -36,11 +36,11 @@ def _quota() -> float:
 
 def visible_gpus() -> list[str]:
     """Indices or UUIDs of the GPUs that this process may use."""
-    import torch
-
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [device for device in named.split(",") if device.strip()]
+    import torch
+
     return [str(index) for index in range(torch.cuda.device_count())]
 
 

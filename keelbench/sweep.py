@@ -23,7 +23,7 @@ from keelbench.launch import (
 )
 from keelbench.launch.local import InProcessLauncher, ProcessLauncher
 from keelbench.records import Environment, Record, Trace, Verdict, VerdictKind, record_id
-from keelbench.specs import CellSpec
+from keelbench.specs import CellSpec, DataSpec
 from keelbench.store import Store
 
 RUN_TARGET = "keelbench.search:run_lanes"
@@ -91,7 +91,7 @@ def plan(
     pending = [(cell, pending_seeds(cell, seeds, store)) for cell in cells]
     pending = [(cell, left) for cell, left in pending if left]
     parts = max(1, -(-workers // max(1, len(pending))))
-    most = {cell: lanes or _lanes_at_once(cell, workers) for cell, _ in pending}
+    most = _most_lanes([cell for cell, _ in pending], workers, lanes)
     tasks = [
         Task(cell=cell, seeds=tuple(group), target=RUN_TARGET, options=options or {})
         for cell, left in pending
@@ -160,12 +160,28 @@ def make_launcher(cells: Sequence[CellSpec], workers: int | None) -> tuple[Launc
     return ProcessLauncher([environment] * count), count
 
 
-def _lanes_at_once(cell: CellSpec, workers: int) -> int:
+def _most_lanes(
+    cells: Sequence[CellSpec], workers: int, lanes: int | None
+) -> dict[CellSpec, int]:
+    """Lanes of one task of each cell; data and memory are looked at once for all cells."""
+    if lanes is not None:
+        return dict.fromkeys(cells, lanes)
+    vocab = {data: _vocabulary(data) for data in {cell.data for cell in cells}}
+    free = {device: free_memory(device, workers) for device in {cell.device for cell in cells}}
+    return {
+        cell: lanes_at_once(cell, size, free[cell.device])
+        if (size := vocab[cell.data]) is not None
+        else 1
+        for cell in cells
+    }
+
+
+def _vocabulary(data: DataSpec) -> int | None:
+    """None for data that cannot be used: told by the task, whose cell alone fails."""
     try:
-        vocab = open_source(cell.data).vocab
-    except KeelbenchError:  # told by the task, whose cell alone fails
-        return 1
-    return lanes_at_once(cell, vocab, free_memory(cell.device, workers))
+        return open_source(data).vocab
+    except KeelbenchError:
+        return None
 
 
 def _handle_failure(event: TaskFailed, tasks: deque[Task], store: Store) -> None:

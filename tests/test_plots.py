@@ -252,11 +252,11 @@ def test_depths_and_single_cells_need_no_figure_of_settings() -> None:
     deep = [sample.record("keel", depth, 0) for depth in (64, 512)]
     assert single_changes(deep) == {} and "settings" not in figures(deep)
     with pytest.raises(KeelbenchError):
-        settings_figure(deep)
+        settings_figure(single_changes(deep))
 
 
 def test_the_figure_of_settings_has_a_panel_for_each() -> None:
-    figure = drawn(settings_figure(varied()))
+    figure = drawn(settings_figure(single_changes(varied())))
     assert [axes.get_title("left") for axes in figure.axes] == ["text", "sequences per step"]
     ticks = [label.get_text() for label in figure.axes[1].get_xticklabels()]
     assert ticks == ["2", "8", "16"]
@@ -264,9 +264,9 @@ def test_the_figure_of_settings_has_a_panel_for_each() -> None:
 
 def test_a_survivor_among_changed_settings_gets_an_arrow() -> None:
     healthy = sample.record("keel", 64, 0, kind=VerdictKind.SURVIVED, data__batch=4)
-    figure = drawn(settings_figure([*varied(), healthy]))
-    rows = single_changes([*varied(), healthy])["data.batch"]
-    (bound,) = [row for row in rows if row["is_bound"]]
+    changed = single_changes([*varied(), healthy])
+    figure = drawn(settings_figure(changed))
+    (bound,) = [row for row in changed["data.batch"] if row["is_bound"]]
     assert (bound["value"], bound["shown_low"]) == (4, None)
     assert [len(axes.texts) for axes in figure.axes] == [0, 1]
 

@@ -117,18 +117,19 @@ def _has_cuda() -> bool:
 
 
 def lane_count(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise KeelbenchError(f"--lanes is '{text}': give auto or a number >= 1")
-    return int(text)
+    return _count("--lanes", text, 1)
 
 
 def worker_count(text: str) -> int | None:
+    return _count("--workers", text, 0)
+
+
+def _count(option: str, text: str, least: int) -> int | None:
+    """A whole number, or None for ``auto``."""
     if text == "auto":
         return None
-    if not text.isdecimal():
-        raise KeelbenchError(f"--workers is '{text}': give auto or a number >= 0")
+    if not text.isdecimal() or int(text) < least:
+        raise KeelbenchError(f"{option} is '{text}': give auto or a number >= {least}")
     return int(text)
 
 

@@ -58,7 +58,7 @@ def all_figures(records: Sequence[Record]) -> str:
         found.append(column_figure("depth", depth_figure(records), DEPTH))
     if changed := single_changes(records):
         drawn = _curves(
-            "settings", lambda w: settings_figure(records, width=w), len(changed), SETTINGS
+            "settings", lambda w: settings_figure(changed, width=w), len(changed), SETTINGS
         )
         found.append(drawn)
     found.append(_curves("loss", lambda w: loss_figure(records, width=w), panels, LOSS))

@@ -40,8 +40,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     found = {"maxlr": max_lr_figure(records)}
     if has_depths(records):
         found["depth"] = depth_figure(records)
-    if single_changes(records):
-        found["settings"] = settings_figure(records)
+    if changed := single_changes(records):
+        found["settings"] = settings_figure(changed)
     found["curves"] = loss_figure(records)
     if has_grad_norms(records):
         found["grad_norm"] = grad_norm_figure(records)

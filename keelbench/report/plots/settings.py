@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from keelbench.records import Record
-from keelbench.report.cells import SHAPE, Cell, group, setting_of, written_settings
+from keelbench.report.cells import Cell, group, setting_of, written_settings
 from keelbench.report.numbers import lr_text, plain_value
 from keelbench.report.plots.canvas import at_least_arrow, log_axis, message, padded, styled
 from keelbench.report.plots.looks import COLUMN_INCHES, GRID, MUTED, PAPER
@@ -29,7 +29,9 @@ APART = 0.13
 
 
 @styled
-def settings_figure(records: Sequence[Record], *, width: float | None = None) -> Figure:
+def settings_figure(
+    changed: Mapping[str, Sequence[Row]], *, width: float | None = None
+) -> Figure:
     """A panel per setting that was changed alone, with its values side by side.
 
     A panel holds the cells that agree with the most common cell in everything but its setting;
@@ -37,13 +39,12 @@ def settings_figure(records: Sequence[Record], *, width: float | None = None) ->
     a value at which an architecture has no Max LR stays empty.
 
     Args:
-        records: of any number of cells, such as those of a sweep with ``vary``.
+        changed: from :func:`single_changes`.
         width: of the figure, in inches.
 
     Raises:
-        KeelbenchError: if there are no records, or no setting was changed alone.
+        KeelbenchError: if no setting was changed alone.
     """
-    changed = single_changes(records)
     rows = [row for found in changed.values() for row in found]
     looks = looks_in(rows)
     columns = 1 if width and width <= COLUMN_INCHES else min(3, len(changed))
@@ -84,53 +85,38 @@ def single_changes(records: Sequence[Record]) -> dict[str, list[Row]]:
         {name: str(value) for name, value in written_settings(cell.spec).items()}
         for cell in cells
     ]
-    names = [name for name in FIELD_NAMES if name != SHAPE[0]]
+    names = [name for name in FIELD_NAMES if name != "model.arch"]
     base = {name: Counter(one[name] for one in written).most_common(1)[0][0] for name in names}
-    unlike = [[name for name in names if one[name] != base[name]] for one in written]
+    unlike = [{name for name in names if one[name] != base[name]} for one in written]
     found: dict[str, list[Row]] = {}
-    for name in names:
+    for name in (name for name in names if name != "model.depth"):
         members = [
-            cell for cell, diff in zip(cells, unlike, strict=True) if set(diff) <= {name}
+            (cell, setting_of(cell.spec, name), not diff)
+            for cell, diff in zip(cells, unlike, strict=True)
+            if diff <= {name}
         ]
-        values = Counter((cell.spec.model.arch, _value(cell, name)) for cell in members)
-        compared = Counter(arch for arch, _ in values)
-        members = [cell for cell in members if compared[cell.spec.model.arch] > 1]
-        if name != SHAPE[1] and members:
-            found[name] = _rows(members, summaries, name, base[name])
+        points = {(cell.spec.model.arch, value) for cell, value, _ in members}
+        compared = Counter(arch for arch, _ in points)
+        members = [one for one in members if compared[one[0].spec.model.arch] > 1]
+        places = sorted({value for _, value, _ in members}, key=_order)
+        if members:
+            found[name] = [
+                _row(cell, summaries[cell.id, cell.detector])
+                | {"value": value, "place": float(places.index(value)), "is_base": is_base}
+                for cell, value, is_base in members
+            ]
     return found
 
 
-def _rows(
-    cells: Sequence[Cell],
-    summaries: Mapping[tuple[str, str], Mapping[str, Any]],
-    name: str,
-    base: str,
-) -> list[Row]:
-    values = sorted({_value(cell, name) for cell in cells}, key=_order)
-    return [
-        _row(cell, summaries[cell.id, cell.detector], values.index(_value(cell, name)))
-        | {
-            "value": _value(cell, name),
-            "is_base": str(written_settings(cell.spec)[name]) == base,
-        }
-        for cell in cells
-    ]
-
-
-def _row(cell: Cell, row: Mapping[str, Any], place: int) -> Row:
+def _row(cell: Cell, row: Mapping[str, Any]) -> Row:
     is_bound = row["normalized"] is None and row["normalized_low"] is not None
     return {
         "arch": cell.spec.model.arch,
-        "place": float(place),
         "shown": row["normalized_low"] if is_bound else row["normalized"],
         "shown_low": None if is_bound else row["normalized_low"],
         "shown_high": None if is_bound else row["normalized_high"],
         "is_bound": is_bound,
     }
-
-
-def _value(cell: Cell, name: str) -> Any:
-    return setting_of(cell.spec, name)
 
 
 def _order(value: Any) -> tuple[int, float, str]:
