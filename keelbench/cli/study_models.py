@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ from keelbench.cli.study_input import (
     workers_of,
 )
 from keelbench.errors import KeelbenchError
+
+if TYPE_CHECKING:
+    from keelbench.sweep_spec import SweepSpec
 
 REDUNDANCY_COLUMNS = {
     "arch": "arch",
@@ -155,11 +158,10 @@ def scaling(
     Without a sweep file: pre_ln and keel, depths 8, 16, 32, width 32, 3 seeds. The loss is
     that of the best LR of a grid. Ramps are stored, and not run again.
     """
-    from keelbench.cli.options import check_cells
     from keelbench.cli.study_output import StudyProgress, publish, stoppable
     from keelbench.data import open_source
     from keelbench.lrsweep import lr_sweeps
-    from keelbench.scaling import budget_cells, scaling_rows
+    from keelbench.scaling import scaling_rows
 
     if sweep_file is None:
         arch, depth, width = arch or PAIR, depth or "8,16,32", width or "32"
@@ -167,17 +169,15 @@ def scaling(
     sweep = cells_of("scaling", sweep_file, arch, depth, width, settings, seeds, device)
     folder = out or Path("results") / sweep.name
     vocab = open_source(sweep.cells[0].data).vocab
-    cells = list(sweep.cells)
     if parameters is not None:
-        archs = list(dict.fromkeys(cell.model.arch for cell in cells))
-        depths = sorted({cell.model.depth for cell in cells})
-        cells = budget_cells(cells[0], archs, depths, parameters, vocab)
-        check_cells(cells)
+        sweep = _within_budget(sweep, parameters, vocab)
     view = StudyProgress(is_quiet=quiet)
     with stoppable():
-        records = run_ramps(cells, sweep.seeds, folder, workers, quiet) if ramp else []
+        records = (
+            run_ramps(list(sweep.cells), sweep.seeds, folder, workers, quiet) if ramp else []
+        )
         sweeps = lr_sweeps(
-            cells,
+            sweep.cells,
             sweep.seeds,
             lrs=lrs_of(lrs),
             schedule=schedule_of(steps, warmup),
@@ -197,10 +197,22 @@ def scaling(
         [found.to_dict() for found in sweeps],
         SCALING_COLUMNS,
         {"scaling": figure},
-        sweep=replace(sweep, cells=tuple(cells)),
+        sweep=sweep,
         folder=folder,
         json=json,
     )
+
+
+def _within_budget(sweep: "SweepSpec", parameters: int, vocab: int) -> "SweepSpec":
+    """The sweep's architectures and depths, each as wide as the budget allows."""
+    from keelbench.cli.options import check_cells
+    from keelbench.scaling import budget_cells
+
+    archs = list(dict.fromkeys(cell.model.arch for cell in sweep.cells))
+    depths = sorted({cell.model.depth for cell in sweep.cells})
+    cells = budget_cells(sweep.cells[0], archs, depths, parameters, vocab)
+    check_cells(cells)
+    return replace(sweep, cells=tuple(cells))
 
 
 @app.command()
@@ -225,18 +237,9 @@ def tasks(
 
     Each seed's LR is chosen by held-out loss alone.
     """
-    from keelbench.cli.options import arch_list
     from keelbench.cli.study_output import StudyProgress, publish, stoppable
     from keelbench.task_scores import disagreements, summary_rows, task_scores
-    from keelbench.tasks import TASKS, make_task
 
-    names = TASKS.names() if task == "all" else arch_list(task) or []
-    if not names:
-        raise KeelbenchError(
-            f"--task is '{task}': known are {', '.join(TASKS.names())}, or all"
-        )
-    for name in names:
-        make_task(name)
     parts = [
         cells_of(
             "tasks",
@@ -248,7 +251,7 @@ def tasks(
             seeds,
             device,
         )
-        for name in names
+        for name in _task_names(task)
     ]
     sweep = replace(parts[0], cells=tuple(cell for part in parts for cell in part.cells))
     with stoppable():
@@ -282,6 +285,21 @@ def tasks(
         folder=out or Path("results/tasks"),
         json=json,
     )
+
+
+def _task_names(text: str) -> list[str]:
+    """The tasks of ``--task``, each known and with parameters in order."""
+    from keelbench.cli.options import arch_list
+    from keelbench.tasks import TASKS, make_task
+
+    names = TASKS.names() if text == "all" else arch_list(text) or []
+    if not names:
+        raise KeelbenchError(
+            f"--task is '{text}': known are {', '.join(TASKS.names())}, or all"
+        )
+    for name in names:
+        make_task(name)
+    return names
 
 
 def _name(row: dict[str, Any]) -> str:
