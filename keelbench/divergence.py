@@ -16,8 +16,9 @@ rules here, next to non-finite values; every number is a field of :class:`Thresh
   not divergence, while jumps, overshoots, and slow drifts that never return are.
 * stagnation: the loss came down, but for ``plateau`` steps, and ``persistence`` times as long
   as it took to get there, has not improved by ``progress``, and still is not below the unigram
-  entropy. Where that entropy is unknown, a plateau counts only if it began within ``early``
-  steps and leaves more than half of the initial loss.
+  entropy. Steps spent high do not count here; all others do, so that a run which barely passes
+  that entropy and falls back to it is stuck, too. Where the entropy is unknown, a plateau
+  counts only if it began within ``early`` steps and leaves more than half of the initial loss.
 * degradation: still falling, but ``lag`` above a healthy reference run for ``plateau`` steps.
 
 The earliest detection wins. Thresholds decide *that*; changepoint.py decides *where*, without
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from keelbench.changepoint import NOISE_HEIGHTS, noise_level, plateau_start, rise_start
 from keelbench.records import FloatArray, IntArray, Rule, Trace, Verdict, VerdictKind
 
-DETECTOR_VERSION = "1"
+DETECTOR_VERSION = "2"
 """Raised with every change that can move a verdict or an onset; part of every record's id."""
 
 PROBE_SPACING = 16
@@ -304,13 +305,12 @@ def _non_finite(curve: _Curve, broken: int | None, limits: Thresholds) -> _Findi
     )
 
 
-def _stands_still(curve: _Curve, limits: Thresholds) -> NDArray[np.bool_]:
+def _stands_still(curve: _Curve, limits: Thresholds, height: float) -> NDArray[np.bool_]:
     """Points whose best level is hardly better than it was ``plateau`` steps ago.
 
-    Steps spent above that level, on a spike that recovers, do not count.
+    Steps spent more than ``height`` (nats) above that level, on a spike, do not count.
     """
-    level = curve.loss <= curve.best + limits.recovery
-    clock = np.cumsum(curve.interval * level)
+    clock = np.cumsum(curve.interval * (curve.loss <= curve.best + height))
     before = np.searchsorted(clock, clock - limits.plateau, side="right") - 1
     gained = np.where(before >= 0, curve.best[before] - curve.best, np.inf)
     return gained < limits.progress
@@ -321,11 +321,13 @@ def _stagnation(curve: _Curve, unigram: float | None, limits: Thresholds) -> _Fi
         return None
     best, initial = curve.best, curve.loss[0]
     level = initial / 2 if unigram is None else unigram - limits.context
-    stuck = _stands_still(curve, limits) & (best > level) & (initial - best > limits.learned)
-    fired = np.flatnonzero(stuck)
+    still = _stands_still(curve, limits, limits.rise)
+    fired = np.flatnonzero(still & (best > level) & (initial - best > limits.learned))
     if not len(fired):
         return None
-    onset = plateau_start(*curve.until(int(curve.steps[fired[0]])))
+    has_left = curve.loss[fired[0]] > best[fired[0]] + limits.recovery
+    start = rise_start if has_left else plateau_start
+    onset = start(*curve.until(int(curve.steps[fired[0]])))
     if unigram is None and (onset > limits.early or initial <= 0):
         return None
     fired = fired[curve.steps[fired] >= (1 + limits.persistence) * onset]
@@ -347,7 +349,8 @@ def _degradation(curve: _Curve, healthy: _Curve | None, limits: Thresholds) -> _
     steps = curve.steps[shared]
     gap = curve.loss[shared] - np.interp(steps, healthy.steps, healthy.loss)
     raw_gap = curve.raw[shared] - np.interp(steps, healthy.steps, healthy.raw)
-    still_falls = ~_stands_still(curve, limits) & (curve.loss <= curve.best + limits.recovery)
+    still = _stands_still(curve, limits, limits.recovery)
+    still_falls = ~still & (curve.loss <= curve.best + limits.recovery)
     behind = (gap > limits.lag) & still_falls[shared]
     steps_behind = _since(gap < limits.lag / 2, curve.interval[shared] * behind)
     fired = np.flatnonzero(steps_behind >= limits.plateau)

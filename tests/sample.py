@@ -234,8 +234,8 @@ def from_csv(name: str) -> Record:
 
 
 def real() -> list[Record]:
-    """The twelve real lanes: six architectures, two seeds, depth 64."""
-    return [from_csv(path.name) for path in sorted(TRACES.glob("*.csv"))]
+    """The twelve real lanes: six architectures, two seeds, depth 64, width 64."""
+    return [from_csv(path.name) for path in sorted(TRACES.glob("*_w64_*.csv"))]
 
 
 def awkward() -> dict[str, list[Record]]:

@@ -584,6 +584,46 @@ class TestRecordedRuns:
             assert abs(math.log(moved / onset)) < 0.26, factor
 
 
+class TestARunThatBarelyPassesTheUnigramEntropy:
+    """Post-LN at width 128: 0.13 nats below it at step 40, back on it from step 48 for good.
+
+    Too little was learned to speak of forgetting, and too much was lost to call it a plateau.
+    """
+
+    NAME = "post_ln_L64_w128_seed1.csv"
+    TRACE = dataclasses.replace(read_log(TRACES / NAME).trace, unigram_entropy=2.9661)
+
+    def test_is_stuck_from_where_it_left_its_best_level(self) -> None:
+        verdict = assert_diverges_at(self.TRACE, 41, Rule.STAGNATION, within=1)
+        assert verdict.detected_step is not None and verdict.detected_step < 200
+        assert max_lr_of(self.TRACE, verdict) == pytest.approx(3.28e-3)
+
+    @pytest.mark.parametrize("factor", [0.8, 1.2])
+    @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Thresholds)])
+    def test_keeps_its_onset_if_a_threshold_moves(self, field: str, factor: float) -> None:
+        value = getattr(DEFAULT_THRESHOLDS.scaled(factor), field)
+        thresholds = dataclasses.replace(DEFAULT_THRESHOLDS, **{field: value})
+        verdict = verdict_of(self.TRACE, thresholds=thresholds)
+        assert verdict.kind is VerdictKind.DIVERGED and verdict.onset_step is not None
+        assert abs(verdict.onset_step - 41) <= 1
+
+    @pytest.mark.parametrize("depth", np.arange(0.02, 0.4, 0.02))
+    @pytest.mark.parametrize("back", [0.0, 0.04])
+    def test_is_broken_however_far_it_got(self, depth: float, back: float) -> None:
+        falls = learning(floor=UNIGRAM - depth, scale=7)
+        collapsed: Curve = lambda step: np.where(  # noqa: E731
+            step < 60, falls(step), np.maximum(UNIGRAM + back, falls(step))
+        )
+        verdict = verdict_of(trace_of(collapsed, 500))
+        assert verdict.kind is VerdictKind.DIVERGED
+
+    def test_may_still_go_on_to_learn(self) -> None:
+        hesitates: Curve = lambda step: np.where(  # noqa: E731
+            (step >= 40) & (step < 80), UNIGRAM + 0.02, learning(2.2, scale=50)(step)
+        )
+        assert_survives(trace_of(hesitates, 600))
+
+
 def test_two_seeds_of_an_architecture_agree() -> None:
     onsets: dict[str, list[int]] = {}
     for name in EXPECTED:

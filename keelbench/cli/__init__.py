@@ -73,5 +73,5 @@ def run(arguments: Sequence[str]) -> int:
 
 def _mount() -> None:
     """Register the commands; each module adds its own to ``app``."""
-    for name in ("measure", "read", "describe", "baselines", "gate", "study"):
+    for name in ("measure", "read", "rejudge", "describe", "baselines", "gate", "study"):
         importlib.import_module(f"keelbench.cli.{name}")

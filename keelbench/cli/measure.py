@@ -289,6 +289,7 @@ def _run(
         stored = f", {total - pending} stored already" if pending < total else ""
         todo = f"{pending} of {total} lanes to run" if pending else "nothing to do"
         note(f"{todo}{stored}; results in {store.folder}")
+        _note_outdated(sweep, store)
     _, at_once = make_launcher(sweep.cells, count)
     with ProgressView(pending, at_once, is_quiet=is_quiet) as view:
         return run_cells(
@@ -299,6 +300,18 @@ def _run(
             on_event=view,
             is_fresh=is_fresh,
             lanes=together,
+        )
+
+
+def _note_outdated(sweep: Any, store: Any) -> None:
+    from keelbench.rejudge import outdated
+
+    count = outdated(sweep.cells, sweep.seeds, store)
+    if count:
+        lanes = "1 lane is" if count == 1 else f"{count} lanes are"
+        note(
+            f"{lanes} stored by an older detector: keelbench rejudge {store.folder} "
+            "reads traces again without training"
         )
 
 
