@@ -1,8 +1,6 @@
 /* The attention sub-layer: projections, norms per head and attention, in chunks of tokens. */
 #include "kernels.h"
 
-enum { CHUNK = 256 };
-
 static inline int is_normed(const Gains *g) { return g->of[0] || g->of[1] || g->of[2]; }
 static inline int kind_of(const Gains *g, long head) {
     return head < g->H ? 0 : head < g->H + g->G ? 1 : 2;
@@ -43,7 +41,7 @@ int attention_forward(const REAL *x, const REAL *qkv_weight, const REAL *out_wei
                              Gains gains, const REAL *turn, REAL *qkv, REAL *y, REAL *softmax,
                              REAL *result, long S, long B, long T, long D, long lane) {
     long H = gains.H, G = gains.G, K = gains.K, E = (H + 2 * G) * K;
-    long chunk = T < CHUNK ? CHUNK / T : 1;
+    long chunk = T < FORWARD_TOKENS ? FORWARD_TOKENS / T : 1;
     REAL *normed = is_normed(&gains) ? scratch(chunk * T * E) : qkv;
     if (!normed) return 1;
     for (long s = 0; s < S; s++, qkv_weight += lane, out_weight += lane) {
@@ -69,7 +67,7 @@ int attention_backward(const REAL *grad, const REAL *x, const REAL *qkv_weight,
                               REAL *dqkv_weight, REAL *dout_weight, Gains dgains, long S,
                               long B, long T, long D, long lane, long dx_sum, long w_sum) {
     long H = gains.H, G = gains.G, K = gains.K, E = (H + 2 * G) * K;
-    long chunk = T < CHUNK ? CHUNK / T : 1;
+    long chunk = T < BACKWARD_TOKENS ? BACKWARD_TOKENS / T : 1;
     REAL *dy = scratch(chunk * T * (H * K + 2 * E) + K);
     if (!dy) return 1;
     REAL *dqkv = dy + chunk * T * H * K, *copy = dqkv + chunk * T * E;

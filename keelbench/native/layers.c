@@ -86,17 +86,15 @@ static void swiglu_backward(const REAL *grad, const REAL *hidden, REAL *grad_hid
         }
 }
 
-enum { CHUNK = 256 };
-
 /* y = (silu(x gate) * (x up)) down of x (S, N, D); gate_up (S, D, 2F), down (S, F, D); keeps
  * hidden = x gate_up (S, N, 2F). */
 int ffn_forward(const REAL *x, const REAL *gate_up, const REAL *down, REAL *hidden, REAL *y,
                 long S, long N, long D, long F, long gate_up_lane, long down_lane) {
-    REAL *product = scratch(CHUNK * F);
+    REAL *product = scratch(FORWARD_TOKENS * F);
     if (!product) return 1;
     for (long s = 0; s < S; s++, gate_up += gate_up_lane, down += down_lane)
         for (long n = 0, rows; n < N; n += rows) {
-            rows = least(CHUNK, N - n);
+            rows = least(FORWARD_TOKENS, N - n);
             multiply(rows, 2 * F, D, x, PLAIN, gate_up, PLAIN, hidden, 0);
             swiglu_forward(hidden, product, rows, F);
             multiply(rows, D, F, product, PLAIN, down, PLAIN, y, 0);
@@ -109,12 +107,12 @@ int ffn_forward(const REAL *x, const REAL *gate_up, const REAL *down, REAL *hidd
 int ffn_backward(const REAL *grad, const REAL *x, const REAL *gate_up, const REAL *down,
                  const REAL *hidden, REAL *dx, REAL *dgate_up, REAL *ddown, long S, long N,
                  long D, long F, long gate_up_lane, long down_lane, long dx_sum, long w_sum) {
-    REAL *product = scratch(CHUNK * 4 * F);
+    REAL *product = scratch(BACKWARD_TOKENS * 4 * F);
     if (!product) return 1;
-    REAL *dproduct = product + CHUNK * F, *dhidden = dproduct + CHUNK * F;
+    REAL *dproduct = product + BACKWARD_TOKENS * F, *dhidden = dproduct + BACKWARD_TOKENS * F;
     for (long s = 0; s < S; s++, gate_up += gate_up_lane, down += down_lane) {
         for (long n = 0, rows; n < N; n += rows) {
-            rows = least(CHUNK, N - n);
+            rows = least(BACKWARD_TOKENS, N - n);
             multiply(rows, F, D, grad, PLAIN, down, TURNED, dproduct, 0);
             swiglu_backward(dproduct, hidden, dhidden, product, rows, F);
             multiply(F, D, rows, product, TURNED, grad, PLAIN, ddown, w_sum || n);
