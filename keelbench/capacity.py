@@ -2,7 +2,12 @@
 
 import math
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 from keelbench.memory import lanes_that_fit
 from keelbench.specs import CellSpec
@@ -14,6 +19,16 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Where Linux tells a container's share of the processors: microseconds per period."""
 
 MEMORY = Path("/proc/meminfo")
+
+WORTHWHILE = 1.15
+"""By how much twice as many processes must do more: hyperthreads, whose lanes share the vector
+units of one core, give less, and cost twice the memory."""
+
+PROOF_SHAPE = (64, 96, 96)
+"""A stack of matrix products, a millisecond's work; each is small enough for one thread."""
+
+PROOF_PIECES = 32
+"""Stacks per core, of which the median counts."""
 
 
 def available_cores() -> int:
@@ -32,6 +47,36 @@ def _quota() -> float:
         return int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file
         return math.inf
+
+
+@cache
+def useful_cores(cores: int) -> int:
+    """How many of so many cores are worth a process of their own, measured at this moment.
+
+    Halved as long as half as many do the work as well: what the system calls cores may be
+    hyperthreads, or more than a hypervisor gives. Takes about a tenth of a second.
+    """
+    while cores > 1 and _rate(cores) < WORTHWHILE * _rate(cores // 2):
+        cores //= 2
+    return cores
+
+
+def _rate(workers: int) -> float:
+    """Matrix products of so many threads at once, in stacks per second of CPU time.
+
+    CPU time, since what else runs at this moment says nothing about the hours to come.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        seconds = list(pool.map(_stack_seconds, range(PROOF_PIECES * workers)))
+    return workers / float(np.median(seconds))
+
+
+def _stack_seconds(_: int) -> float:
+    """CPU time of one stack; Python's lock is not held meanwhile."""
+    stack = np.ones(PROOF_SHAPE, np.float32)
+    started = time.thread_time()
+    np.matmul(stack, stack)
+    return time.thread_time() - started
 
 
 def visible_gpus() -> list[str]:

@@ -7,7 +7,13 @@ is a row with its reason, and the others go on.
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from keelbench.capacity import available_cores, free_memory, lanes_at_once, visible_gpus
+from keelbench.capacity import (
+    available_cores,
+    free_memory,
+    lanes_at_once,
+    useful_cores,
+    visible_gpus,
+)
 from keelbench.data import open_source
 from keelbench.divergence import DETECTOR_VERSION
 from keelbench.errors import KeelbenchError
@@ -155,7 +161,7 @@ def make_launcher(cells: Sequence[CellSpec], workers: int | None) -> tuple[Launc
             devices
         )
     threads = max((cell.threads for cell in cells), default=1)
-    count = workers or max(1, available_cores() // threads)
+    count = workers or max(1, useful_cores(available_cores()) // threads)
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return ProcessLauncher([environment] * count), count
 

@@ -13,6 +13,7 @@ from keelbench.capacity import (
     free_memory,
     lanes_at_once,
     machine_memory,
+    useful_cores,
     visible_gpus,
 )
 from keelbench.memory import SAFE_SHARE, estimate_memory
@@ -44,6 +45,33 @@ def test_where_there_is_no_quota_and_no_affinity_the_system_counts(
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert available_cores() == 3
+
+
+@pytest.mark.parametrize(
+    ("gain", "expected"),
+    [
+        ({8: 7.5, 4: 4.0, 2: 2.0, 1: 1.0}, 8),  # eight cores
+        ({8: 4.3, 4: 4.0, 2: 2.0, 1: 1.0}, 4),  # four, with two hyperthreads each
+        ({8: 1.1, 4: 1.05, 2: 1.0, 1: 1.0}, 1),  # one core's worth, whatever the system says
+    ],
+)
+def test_a_process_for_each_core_that_does_more(
+    gain: dict[int, float], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    useful_cores.cache_clear()
+    monkeypatch.setattr(capacity, "_rate", gain.__getitem__)
+    assert useful_cores(8) == expected
+    useful_cores.cache_clear()
+
+
+def test_one_core_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    useful_cores.cache_clear()
+    monkeypatch.setattr(capacity, "_rate", None)
+    assert useful_cores(1) == 1
+
+
+def test_more_threads_are_measured_as_more_work() -> None:
+    assert capacity._rate(1) > 0 and capacity._rate(3) > 0
 
 
 def test_free_memory_is_shared_by_the_workers(
