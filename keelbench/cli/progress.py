@@ -17,6 +17,7 @@ from keelbench.launch import (
     TaskFailed,
 )
 from keelbench.records import VerdictKind
+from keelbench.report.numbers import seeds_text
 from keelbench.specs import CellSpec
 from keelbench.sweep import expected_cost, expected_steps
 
@@ -93,7 +94,7 @@ class ProgressView:
         now = time.monotonic()
         if isinstance(event, Started):
             self.running[event.task.id] = _Running(event.task, now, lanes=len(event.task.seeds))
-            self._say(f"{label(event.task.cell)}: started, {seeds_text(event.task.seeds)}")
+            self._say(f"{title(event.task)}: started")
         elif isinstance(event, Progressed):
             self._progressed(self.running[event.task.id], event.progress, now)
         elif isinstance(event, LaneEnded):
@@ -101,7 +102,7 @@ class ProgressView:
             self._say(f"{label(event.task.cell)}: {_ending(event)} [{self.done}/{self.total}]")
         elif isinstance(event, TaskFailed):
             self.running.pop(event.task.id, None)
-            self._say(f"{label(event.task.cell)}: failed: {event.reason}")
+            self._say(f"{title(event.task)}: failed: {event.reason}")
         elif isinstance(event, TaskEnded):
             self.running.pop(event.task.id, None)
 
@@ -117,7 +118,7 @@ class ProgressView:
     def _line(self, running: _Running) -> str:
         loss = "-" if running.loss is None else f"{running.loss:.3f}"
         return (
-            f"{label(running.task.cell)}: step {running.step} LR {running.lr:.2e} "
+            f"{title(running.task)}: step {running.step} LR {running.lr:.2e} "
             f"loss {loss} lanes {running.lanes} about {duration(running.seconds_left())} left"
         )
 
@@ -155,7 +156,7 @@ class ProgressView:
             table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         for running in self.running.values():
             table.add_row(
-                label(running.task.cell),
+                title(running.task),
                 str(running.step),
                 f"{running.lr:.2e}" if running.step else "-",
                 "-" if running.loss is None else f"{running.loss:.3f}",
@@ -187,15 +188,14 @@ def _ending(event: LaneEnded) -> str:
     return text
 
 
+def title(task: Task) -> str:
+    """A short name of a task for one line: its cell and its seeds."""
+    return f"{label(task.cell)}, {seeds_text(task.seeds)}"
+
+
 def label(cell: CellSpec) -> str:
     """A short name of a cell for one line: architecture, depth, width."""
     return f"{cell.model.arch} L={cell.model.depth} width {cell.model.width}"
-
-
-def seeds_text(seeds: tuple[int, ...]) -> str:
-    """``seed 0`` or ``seeds 0, 1, 2``."""
-    joined = ", ".join(str(seed) for seed in seeds)
-    return f"seed{'s' if len(seeds) > 1 else ''} {joined}"
 
 
 def duration(seconds: float | None) -> str:

@@ -137,8 +137,7 @@ def _aligned(lines: Sequence[Sequence[str]], is_name: Sequence[bool]) -> str:
 
 def caption(rows: Sequence[Row], columns: Mapping[str, str], sweep: "SweepSpec") -> str:
     """The settings that the numbers travel with, on one line."""
-    from keelbench.report.numbers import plain_value, short
-    from keelbench.report.tables.caption import seeds_text
+    from keelbench.report.numbers import plain_value, seeds_text, short
 
     cells = sweep.cells
     data = dict.fromkeys(cell.data.source for cell in cells)
@@ -151,7 +150,7 @@ def caption(rows: Sequence[Row], columns: Mapping[str, str], sweep: "SweepSpec")
     parts += [f"batch {' / '.join(batches)}", f"data {' / '.join(data)}"]
     parts += [
         f"{cells[0].dtype} on {cells[0].device}",
-        seeds_text(" ".join(map(str, sweep.seeds))),
+        seeds_text(sweep.seeds),
     ]
     if any(f"{name}_low" in row for row in rows for name in columns):
         few = len(sweep.seeds) < 3

@@ -1,7 +1,7 @@
 """How a number is written: as many digits as its interval justifies."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,3 +149,13 @@ def _places(size: float, digits: int) -> int:
         return DEFAULT_DECIMALS
     wanted = digits - 1 - math.floor(math.log10(size))
     return max(0, min(MOST_DECIMALS, wanted))
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """``seed 3``, ``seeds 0-4`` for a run of seeds, ``seeds 0, 2, 7`` for others."""
+    numbers = list(seeds)
+    if len(numbers) == 1:
+        return f"seed {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"seeds {numbers[0]}-{numbers[-1]}"
+    return "seeds " + ", ".join(map(str, numbers))

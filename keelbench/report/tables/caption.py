@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keelbench.report.names import title_of
-from keelbench.report.numbers import short
+from keelbench.report.numbers import seeds_text, short
 from keelbench.report.summary import BEST, TIED, Row
 from keelbench.stats import MIN_VALUES
 
@@ -23,7 +23,7 @@ def caption(rows: Sequence[Row], varying: Sequence[str] = ()) -> str:
         ("dtype", f"{_all(rows, 'dtype')} on {_all(rows, 'device')}"),
         ("protocol", f"{_all(rows, 'protocol')} protocol"),
         ("", f"detector {_all(rows, 'detector')}"),
-        ("", " / ".join(dict.fromkeys(seeds_text(row["seeds"]) for row in rows))),
+        ("", " / ".join(dict.fromkeys(_seeds(row) for row in rows))),
     ]
     return " · ".join(text for name, text in parts if name not in columns)
 
@@ -57,11 +57,5 @@ def _all(rows: Sequence[Row], name: str, text: Callable[[Any], str] = str) -> st
     return " / ".join(text(value) for value in values)
 
 
-def seeds_text(seeds: str) -> str:
-    """``seeds 0-4`` for a run of seeds, ``seeds 0, 2, 7`` for others."""
-    numbers = [int(seed) for seed in seeds.split()]
-    if len(numbers) == 1:
-        return f"seed {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"seeds {numbers[0]}-{numbers[-1]}"
-    return "seeds " + ", ".join(map(str, numbers))
+def _seeds(row: Row) -> str:
+    return seeds_text(map(int, row["seeds"].split()))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from keelbench.records import Record
 from keelbench.report.cells import Cell, group, setting_of, varying_settings
 from keelbench.report.names import title_of
-from keelbench.report.numbers import scientific
+from keelbench.report.numbers import scientific, seeds_text
 from keelbench.report.results_json import lane_json
 from keelbench.report.summary import WITHOUT_VALUE, Row, rows_of, summarise
-from keelbench.report.tables.caption import caption, seeds_text
+from keelbench.report.tables.caption import caption
 from keelbench.report.tables.cells_table import (
     plain,
     seconds_text,
@@ -120,12 +120,11 @@ def _max_lr_text(row: Row, face: Face) -> str:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     """Each reason once, with the seeds that it holds for."""
-    seeds: dict[tuple[str, str], list[str]] = {}
+    seeds: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         if row["reason"] and row["verdict"] in WITHOUT_VALUE:
             key = (f"{title_of(row['arch'])} at depth {row['depth']}", row["reason"])
-            seeds.setdefault(key, []).append(str(row["seed"]))
+            seeds.setdefault(key, []).append(int(row["seed"]))
     return [
-        f"{cell}, {seeds_text(' '.join(numbers))}: {reason}"
-        for (cell, reason), numbers in seeds.items()
+        f"{cell}, {seeds_text(numbers)}: {reason}" for (cell, reason), numbers in seeds.items()
     ]
