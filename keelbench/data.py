@@ -8,7 +8,9 @@ import hashlib
 import lzma
 import math
 import os
+import re
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -28,6 +30,9 @@ PROBE_SEED = 20260119
 """Fixes the probe's windows: the same tokens for every architecture, seed and run."""
 
 KJV_SHA256 = "31a6d37bae54fa2c1d2a47905b87321bf3521cd06cc16ab52301ce2d1a2b8f02"
+
+KNOWN = "kjv, words, markov, text:PATH, words:PATH, tokens:PATH, hf:NAME, task:NAME"
+"""What a data source may be, for people."""
 
 Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | NDArray[np.int64]
 
@@ -83,8 +88,8 @@ class TokenSource:
 
 
 def open_source(spec: DataSpec) -> TokenSource:
-    """The tokens behind ``kjv``, ``markov``, ``text:PATH``, ``tokens:PATH``,
-    ``hf:NAME`` or ``task:NAME``.
+    """The tokens behind ``kjv``, ``words``, ``markov``, ``text:PATH``, ``words:PATH``,
+    ``tokens:PATH``, ``hf:NAME`` or ``task:NAME``.
 
     Raises:
         KeelbenchError: for a missing, empty, too short or wrong-typed file, and for token
@@ -95,7 +100,7 @@ def open_source(spec: DataSpec) -> TokenSource:
         near = did_you_mean(kind, SOURCES.names())
         raise KeelbenchError(
             f"unknown data source '{spec.source}'{near}",
-            "known: kjv, markov, text:PATH, tokens:PATH, hf:NAME, task:NAME",
+            f"known: {KNOWN}",
         )
     source: TokenSource = SOURCES.get(kind)(argument, spec)
     least = max(2, math.ceil((spec.seq + 2) / HELD_OUT))
@@ -121,11 +126,32 @@ def _check_ids(source: TokenSource, spec: DataSpec) -> None:
 
 
 def _kjv(argument: str, spec: DataSpec) -> TokenSource:
+    return _from_bytes("kjv", _bundled_text(), spec)
+
+
+def _bundled_text() -> bytes:
     packed = (files("keelbench") / "text" / "kjv.txt.xz").read_bytes()
     text = lzma.decompress(packed)
     if hashlib.sha256(text).hexdigest() != KJV_SHA256:
         raise KeelbenchError("the bundled text is damaged", "install keelbench again")
-    return _from_bytes("kjv", text, spec)
+    return text
+
+
+WORDS = 4096
+"""Words of the vocabulary unless ``data.vocab`` says otherwise: 97 % of the bundled text."""
+
+
+def _words(argument: str, spec: DataSpec) -> TokenSource:
+    """Words and punctuation marks of a text, by frequency; the rarest share the last id."""
+    text = _existing(argument, spec).read_bytes() if argument else _bundled_text()
+    words = re.findall(r"\w+|[^\w\s]", text.decode(errors="replace"))
+    vocab = spec.vocab or WORDS
+    if vocab < 2:
+        raise KeelbenchError(f"data.vocab is {vocab}: words needs at least 2 tokens")
+    ids = {word: i for i, (word, _) in enumerate(Counter(words).most_common(vocab - 1))}
+    rest = len(ids)
+    tokens = np.fromiter((ids.get(word, rest) for word in words), np.uint32, len(words))
+    return TokenSource(spec.source, tokens, vocab)
 
 
 def _text(argument: str, spec: DataSpec) -> TokenSource:
@@ -273,6 +299,7 @@ def _hf(argument: str, spec: DataSpec) -> TokenSource:
 SOURCES = Registry("data source", "keelbench.data")
 for _name, _open in {
     "kjv": _kjv,
+    "words": _words,
     "markov": _markov,
     "text": _text,
     "tokens": _tokens,

@@ -120,7 +120,7 @@ class DataSpec:
     """Where tokens come from, how many a step takes, and the fixed probe batch."""
 
     source: str = "kjv"
-    """kjv, markov, text:PATH, tokens:PATH, hf:NAME or task:NAME."""
+    """kjv, words, markov, text:PATH, words:PATH, tokens:PATH, hf:NAME or task:NAME."""
     batch: int = 8
     """Sequences per step and lane."""
     seq: int = 64

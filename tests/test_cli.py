@@ -285,6 +285,31 @@ def test_the_precision_of_a_file_stays_unless_a_flag_says_otherwise(flags, expec
     assert [cell.dtype for cell in cells] == expected
 
 
+@pytest.mark.parametrize(
+    ("archs", "expected"),
+    [
+        (["keel"], [("keel", 8), ("keel", 4)]),
+        (["pre_ln", "keel"], [("pre_ln", 8), ("keel", 8), ("pre_ln", 4), ("keel", 4)]),
+        (["post_ln"], [("post_ln", 4)]),
+    ],
+)
+def test_an_axis_restricts_the_listed_cells_that_name_it(archs, expected):
+    sweep = Path("sweep.yaml")
+    sweep.write_text(
+        "defaults: {depth: 8}\n"
+        "cells: [{arch: pre_ln}, {model.arch: keel}, {depth: 8, batch: 4}]"
+    )
+    found = sweep_from(sweep, {"model.arch": archs}, {}, None, "x").cells
+    pairs = [(cell.model.arch, cell.data.batch) for cell in found]
+    assert sorted(pairs) == sorted(expected)
+
+
+def test_an_axis_that_no_listed_cell_has_is_refused(capsys):
+    Path("sweep.yaml").write_text("cells: [{arch: pre_ln, depth: 8}, {arch: keel, depth: 16}]")
+    command = ["compare", "sweep.yaml", "--depth", "64", "--dry-run"]
+    assert_refused(capsys, command, "no cell of sweep.yaml has depth 64", "it lists 8, 16")
+
+
 def test_judge_reads_a_log_and_gives_one_lane_object(capsys):
     log = TRACES / "deepnorm_L64_w64_seed0.csv"
     assert run(["judge", str(log), "--unigram-entropy", "3.07", "--json", "-"]) == 0

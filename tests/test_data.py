@@ -147,6 +147,37 @@ def test_markov_needs_two_tokens() -> None:
     )
 
 
+def test_words_are_numbered_by_frequency(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("The cat, the d\u00f6g, the cat. " * 200, encoding="utf-8")
+    found = opened(f"words:{path}", vocab=8)
+    # the and cat and the comma twice per repeat; The, d\u00f6g, the full stop once
+    assert len(found.tokens) == 9 * 200 and found.vocab == 8
+    assert set(found.tokens[[1, 2, 3]].tolist()) == {0, 1, 2}
+    assert found.tokens[3] == found.tokens[6] and found.tokens[1] == found.tokens[7]
+    assert found.tokens[2] == found.tokens[5]
+    assert len(set(found.tokens[:9].tolist())) == 6
+
+
+def test_rare_words_share_the_last_token(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("a a a b b " * 200 + "c d e " * 5, encoding="utf-8")
+    found = opened(f"words:{path}", vocab=3)
+    assert found.tokens[:5].tolist() == [0, 0, 0, 1, 1]
+    assert set(found.tokens[-15:].tolist()) == {2}
+
+
+def test_the_bundled_words_have_the_known_unigram_entropy() -> None:
+    found = opened("words")
+    assert found.vocab == 4096 and len(found.tokens) == 950_965
+    assert (found.tokens == 4095).mean() == pytest.approx(0.0253, abs=1e-3)
+    assert found.unigram_entropy == pytest.approx(5.73, abs=0.02)
+
+
+def test_words_need_two_tokens() -> None:
+    assert "words needs at least 2 tokens" in refusal(lambda: opened("words", vocab=1))
+
+
 # text:PATH
 
 
@@ -295,7 +326,7 @@ def test_a_file_that_may_not_be_read_is_refused(
     ("source", "said"),
     [
         ("kjw", ["unknown data source 'kjw'", "did you mean 'kjv'?", "text:PATH"]),
-        ("book.txt", ["unknown data source 'book.txt'", "known: kjv, markov"]),
+        ("book.txt", ["unknown data source 'book.txt'", "known: kjv, words, markov"]),
         ("", ["unknown data source ''"]),
         ("hf:", ["'hf:' names no dataset"]),
     ],

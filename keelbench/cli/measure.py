@@ -59,7 +59,9 @@ def maxlr(
     seeds: Seeds = None,
     data: Annotated[
         str | None,
-        typer.Option(help="kjv, markov, text:PATH, tokens:PATH, hf:NAME, task:NAME."),
+        typer.Option(
+            help="kjv, markov or words; text:, words: or tokens:PATH; hf: or task:NAME."
+        ),
     ] = None,
     slope: Annotated[
         float | None, typer.Option(help="LR per step (1e-5 x 1024 / width).")

@@ -17,7 +17,8 @@ Arch = Annotated[str, typer.Option("--arch", help="Architectures: keel,pre_ln; o
 Batch = Annotated[int | None, typer.Option(help="Sequences per step.")]
 Seq = Annotated[int | None, typer.Option(help="Tokens per sequence (64).")]
 Data = Annotated[
-    str | None, typer.Option(help="kjv, markov, text:PATH, tokens:PATH, hf:NAME, task:NAME.")
+    str | None,
+    typer.Option(help="kjv, markov or words; text:, words: or tokens:PATH; hf: or task:NAME."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder (results/<command>).")]
