@@ -25,7 +25,7 @@ def find_max_lr(
         arch: name of the residual rule, with parameters if any.
         seeds: how many lanes, or which seeds.
         out: results folder; lanes stored there already are read, not run.
-        workers: processes at once; None takes all cores or GPUs, 0 runs in this process.
+        workers: processes at once; None takes every useful core or GPU, 0 runs in this process.
         fresh: run again what is stored.
         settings: any field of a cell by its short or dotted name, such as ``depth=512``,
             ``width=64``, ``slope=1.6e-4`` or ``**{"optim.clip": 0.5}``.

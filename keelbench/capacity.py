@@ -15,8 +15,9 @@ from keelbench.specs import CellSpec
 MAX_LANES = {"cpu": 8, "cuda": 16}
 """Lanes of one task at most; see docs/performance.md for the gain per lane."""
 
-CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Where Linux tells a container's share of the processors: microseconds per period."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux tells a container's share of the processors: microseconds per period, in one
+file (version 2) or in two (version 1)."""
 
 MEMORY = Path("/proc/meminfo")
 
@@ -27,7 +28,7 @@ units of one core, give less, and cost twice the memory."""
 PROOF_SHAPE = (64, 96, 96)
 """A stack of matrix products, a millisecond's work; each is small enough for one thread."""
 
-PROOF_PIECES = 32
+PROOF_PIECES = 16
 """Stacks per core, of which the median counts."""
 
 
@@ -43,18 +44,27 @@ def available_cores() -> int:
 def _quota() -> float:
     """Processors that the container may keep busy; infinite without a limit."""
     try:
-        quota, period = CGROUP_QUOTA.read_text(encoding="ascii").split()
-        return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file
+        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            quota = (CGROUP / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii")
+            period = (CGROUP / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii")
+        except OSError:
+            return math.inf
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max"
         return math.inf
+    return share if share > 0 else math.inf  # -1: no limit
 
 
 @cache
 def useful_cores(cores: int) -> int:
     """How many of so many cores are worth a process of their own, measured at this moment.
 
-    Halved as long as half as many do the work as well: what the system calls cores may be
-    hyperthreads, or more than a hypervisor gives. Takes about a tenth of a second.
+    Halved as long as half as many do the work as well, as where every second one is a
+    hyperthread. What else runs at this moment does not count: it says nothing about the
+    hours to come.
     """
     while cores > 1 and _rate(cores) < WORTHWHILE * _rate(cores // 2):
         cores //= 2
@@ -62,10 +72,7 @@ def useful_cores(cores: int) -> int:
 
 
 def _rate(workers: int) -> float:
-    """Matrix products of so many threads at once, in stacks per second of CPU time.
-
-    CPU time, since what else runs at this moment says nothing about the hours to come.
-    """
+    """Matrix products of so many threads at once, in stacks per second of CPU time."""
     with ThreadPoolExecutor(workers) as pool:
         seconds = list(pool.map(_stack_seconds, range(PROOF_PIECES * workers)))
     return workers / float(np.median(seconds))

@@ -39,6 +39,10 @@ four fifths of the smallest rise that is called divergence: by the time the dete
 of it has been passed for good, even if that threshold is lowered by 20 %. A ruler 20 % longer
 or shorter moves the onsets of the recorded traces by 0 to 14 %, most by less than 5 %."""
 
+SHORT_RULER = RULER / 2
+"""The same for curves that do not end above the ruler: what has hardly learned has little to
+lose, and falls back to where it was by as little as that."""
+
 NOISE_HEIGHTS = 3.0
 """The ruler is at least this many standard deviations of the curve's noise long: below, noise
 alone would climb it. Only a bare train loss (0.1 nats) is noisy enough for this to matter."""
@@ -82,7 +86,10 @@ def rise_start(steps: IntArray, loss: FloatArray) -> int:
     smooth = despiked(loss)
     lowest = int(np.argmin(smooth))
     floor = float(smooth[lowest])
-    height = max(RULER, NOISE_HEIGHTS * noise_level(loss))
+    noise = NOISE_HEIGHTS * noise_level(loss)
+    height = max(RULER, noise)
+    if _bottom(smooth, lowest, floor, height)[1] == len(loss) - 1:
+        height = max(SHORT_RULER, noise)
     for _ in range(4):  # the window depends on the floor and the floor on the window
         first, last = _bottom(smooth, lowest, floor, height)
         window = slice(first, last + 1)
@@ -105,6 +112,16 @@ def plateau_start(steps: IntArray, loss: FloatArray) -> int:
     first = max(int(np.argmax(_sums(above))) - 1, 0)
     fit = _fit_bathtub(steps[first:], np.minimum(loss[first:], floor + height), rises=False)
     return int(np.floor(fit.down)) + 1
+
+
+def has_left_floor(loss: FloatArray) -> bool:
+    """Whether a curve that goes nowhere stays above its lowest level, instead of on it.
+
+    Then its onset is where it left that level, not where it came to it.
+    """
+    level = float(np.median(loss[len(loss) // 2 :]))
+    height = max(SHORT_RULER, NOISE_HEIGHTS * noise_level(loss))
+    return level > float(despiked(loss).min()) + height
 
 
 def _bottom(loss: FloatArray, lowest: int, floor: float, height: float) -> tuple[int, int]:

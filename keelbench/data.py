@@ -142,13 +142,23 @@ WORDS = 4096
 
 
 def _words(argument: str, spec: DataSpec) -> TokenSource:
-    """Words and punctuation marks of a text, by frequency; the rarest share the last id."""
-    text = _existing(argument, spec).read_bytes() if argument else _bundled_text()
-    words = re.findall(r"\w+|[^\w\s]", text.decode(errors="replace"))
-    vocab = spec.vocab or WORDS
+    """Words and punctuation marks of a text, by frequency; the rarest share the last id.
+
+    The vocabulary is no larger than the text's, or its unigram entropy would be wrong.
+    """
+    is_bundled = spec.source == "words"
+    raw = _bundled_text() if is_bundled else _existing(argument, spec).read_bytes()
+    try:
+        counts = Counter(words := re.findall(r"\w+|[^\w\s]", raw.decode()))
+    except UnicodeDecodeError as error:
+        raise KeelbenchError(
+            f"{spec.source} is not UTF-8: byte {error.start:,} is {raw[error.start]:#04x}",
+            "text:PATH takes any file as bytes",
+        ) from None
+    vocab = spec.vocab or max(2, min(WORDS, len(counts) + 1))
     if vocab < 2:
         raise KeelbenchError(f"data.vocab is {vocab}: words needs at least 2 tokens")
-    ids = {word: i for i, (word, _) in enumerate(Counter(words).most_common(vocab - 1))}
+    ids = {word: i for i, (word, _) in enumerate(counts.most_common(vocab - 1))}
     rest = len(ids)
     tokens = np.fromiter((ids.get(word, rest) for word in words), np.uint32, len(words))
     return TokenSource(spec.source, tokens, vocab)

@@ -32,7 +32,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from keelbench.changepoint import NOISE_HEIGHTS, noise_level, plateau_start, rise_start
+from keelbench.changepoint import (
+    NOISE_HEIGHTS,
+    has_left_floor,
+    noise_level,
+    plateau_start,
+    rise_start,
+)
 from keelbench.records import FloatArray, IntArray, Rule, Trace, Verdict, VerdictKind
 
 DETECTOR_VERSION = "2"
@@ -325,14 +331,15 @@ def _stagnation(curve: _Curve, unigram: float | None, limits: Thresholds) -> _Fi
     fired = np.flatnonzero(still & (best > level) & (initial - best > limits.learned))
     if not len(fired):
         return None
-    has_left = curve.loss[fired[0]] > best[fired[0]] + limits.recovery
-    start = rise_start if has_left else plateau_start
-    onset = start(*curve.until(int(curve.steps[fired[0]])))
+    onset = plateau_start(*curve.until(int(curve.steps[fired[0]])))
     if unigram is None and (onset > limits.early or initial <= 0):
         return None
     fired = fired[curve.steps[fired] >= (1 + limits.persistence) * onset]
     if not len(fired):
         return None
+    known = curve.until(int(curve.steps[fired[0]]))
+    if has_left_floor(known[1]):
+        onset = rise_start(*known)
     return _Finding(
         Rule.STAGNATION,
         onset,

@@ -23,7 +23,7 @@ def run_tasks(
 
     Args:
         tasks: in the order in which results are wanted; the first are started first.
-        workers: processes at once; 0 runs in this process, None takes all cores or GPUs.
+        workers: processes at once; 0 runs in this process, None takes every useful core or GPU.
         on_event: sees every event, for progress.
 
     Raises:

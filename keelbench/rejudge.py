@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from keelbench.divergence import DETECTOR_VERSION, judge
+from keelbench.errors import KeelbenchError
 from keelbench.records import Record, VerdictKind, max_lr_of, record_id
 from keelbench.specs import CellSpec
 from keelbench.store import Store
@@ -19,43 +20,60 @@ class Reading(StrEnum):
     """What a second look came to."""
 
     CURRENT = "current"
-    """Was judged by this detector already."""
+    """Was judged by this detector, or a newer one."""
     SAME = "same"
     """The same number again."""
     MOVED = "moved"
     """Another verdict, or another Max LR."""
+    SUPERSEDED = "measured since"
+    """This detector has measured the lane itself meanwhile."""
     TOO_SHORT = "too short"
     """The trace ends before this detector is certain: the lane has to run again."""
-    NOT_A_RAMP = "not a ramp"
-    """Not one trace but a search over many, or a lane that failed: it has to run again."""
+    NOT_ONE_RAMP = "not one ramp"
+    """A search over many runs, or a lane that failed: it has to run again."""
 
     @property
     def is_kept(self) -> bool:
         """Whether a record of this detector came out."""
         return self in (Reading.SAME, Reading.MOVED)
 
+    @property
+    def has_to_run(self) -> bool:
+        """Whether only training can tell."""
+        return self in (Reading.TOO_SHORT, Reading.NOT_ONE_RAMP)
+
 
 def rejudged(record: Record) -> tuple[Reading, Record]:
-    """What this detector makes of a record's trace; the record as it was if it cannot tell."""
-    if record.detector == DETECTOR_VERSION:
+    """What this detector makes of a record's trace; the record as it was if it cannot tell.
+
+    A diagnosis of which sub-layer moved first is dropped where the onset has moved.
+    """
+    if not is_older(record):
         return Reading.CURRENT, record
     if record.cell.ramp.protocol != "ramp" or record.verdict.kind is VerdictKind.FAILED:
-        return Reading.NOT_A_RAMP, record
+        return Reading.NOT_ONE_RAMP, record
     verdict = judge(record.trace, ended=record.trace.steps >= record.cell.ramp.steps)
     if verdict is None:
         return Reading.TOO_SHORT, record
+    has_moved = verdict.onset_step != record.verdict.onset_step
     new = dataclasses.replace(
         record,
         detector=DETECTOR_VERSION,
         verdict=verdict,
         max_lr=max_lr_of(record.trace, verdict),
+        environment=dataclasses.replace(record.environment, detector=DETECTOR_VERSION),
+        diagnosis=None if has_moved else record.diagnosis,
     )
-    is_same = _claim(new) == _claim(record)
+    is_same = _published(new) == _published(record)
     return Reading.SAME if is_same else Reading.MOVED, new
 
 
-def _claim(record: Record) -> tuple[object, ...]:
-    """What is published about a lane."""
+def is_older(record: Record) -> bool:
+    """Judged by an older detector. Versions are whole numbers; others are left alone."""
+    return record.detector.isdecimal() and int(record.detector) < int(DETECTOR_VERSION)
+
+
+def _published(record: Record) -> tuple[object, ...]:
     return record.verdict.kind, record.verdict.rule, record.max_lr, record.lower_bound
 
 
@@ -70,19 +88,36 @@ def rejudge(
     """
     for record in records:
         reading, new = rejudged(record)
-        if reading.is_kept and not is_dry:
-            if store.load(new.id) is None:
+        if reading is not Reading.CURRENT and store.has(_current_id(record)):
+            reading, new = Reading.SUPERSEDED, record
+        if not is_dry:
+            if reading.is_kept:
                 store.save(new)
-            store.remove(record.id)
+            if reading.is_kept or reading is Reading.SUPERSEDED:
+                store.remove(record.id)
         yield reading, record, new
 
 
-def outdated(cells: Sequence[CellSpec], seeds: Sequence[int], store: Store) -> int:
-    """How many lanes of a sweep are stored by an older detector alone."""
-    older = [str(version) for version in range(1, int(DETECTOR_VERSION))]
-    return sum(
-        any(store.load(record_id(cell, seed, version)) is not None for version in older)
+def _current_id(record: Record) -> str:
+    return record_id(record.cell, record.seed, DETECTOR_VERSION)
+
+
+def rejudgeable(cells: Sequence[CellSpec], seeds: Sequence[int], store: Store) -> int:
+    """How many lanes of a sweep only an older detector has judged, and this one could."""
+    versions = [str(version) for version in range(1, int(DETECTOR_VERSION))]
+    older = (
+        record_id(cell, seed, version)
         for cell in cells
         for seed in seeds
-        if store.load(record_id(cell, seed, DETECTOR_VERSION)) is None
+        if not store.has(record_id(cell, seed, DETECTOR_VERSION))
+        for version in versions
     )
+    return sum(_could_be_rejudged(store, name) for name in older if store.has(name))
+
+
+def _could_be_rejudged(store: Store, name: str) -> bool:
+    try:
+        record = store.load(name)
+    except KeelbenchError:  # damaged: not what anybody has asked for
+        return False
+    return record is not None and rejudged(record)[0].is_kept

@@ -43,7 +43,7 @@ class Store:
 
     def save(self, record: Record) -> Path:
         """Write one record atomically and return its path."""
-        path = self.records_folder / f"{record.id}.json"
+        path = self._path(record.id)
         with _clear_os_errors(path):
             self.records_folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(record.to_dict()) + "\n")
@@ -51,22 +51,35 @@ class Store:
 
     def load(self, record_id: str) -> Record | None:
         """The record with this id, or None if it is not stored."""
-        path = self.records_folder / f"{record_id}.json"
+        path = self._path(record_id)
         return read_record(path) if path.exists() else None
+
+    def has(self, record_id: str) -> bool:
+        """Whether there is a record with this id, whatever its state."""
+        return self._path(record_id).exists()
 
     def remove(self, record_id: str) -> None:
         """Forget one record, if it is stored."""
-        (self.records_folder / f"{record_id}.json").unlink(missing_ok=True)
+        path = self._path(record_id)
+        with _clear_os_errors(path):
+            path.unlink(missing_ok=True)
 
     def records(self) -> list[Record]:
         """Every stored record, ordered by architecture, depth, width, seed."""
         return sorted(self._iterate(), key=_order)
 
+    def _path(self, record_id: str) -> Path:
+        return self.records_folder / f"{record_id}.json"
+
     def _iterate(self) -> Iterator[Record]:
         if not self.records_folder.is_dir():
             return
         for path in self.records_folder.glob("*.json"):
-            yield read_record(path)
+            try:
+                yield read_record(path)
+            except KeelbenchError:
+                if path.exists():
+                    raise  # otherwise another process has replaced it meanwhile
 
 
 def read_record(path: Path) -> Record:

@@ -124,7 +124,7 @@ def run_cells(
         cells: validated cells.
         seeds: lanes of each cell.
         store: where records go and are looked up.
-        workers: processes at once; 0 runs in this process, None takes all cores or GPUs.
+        workers: processes at once; 0 runs in this process, None takes every useful core or GPU.
         on_event: sees every event, for progress.
         is_fresh: run everything again, replacing what is stored.
         lanes: trained together in one process at most; None takes what pays and fits.

@@ -59,9 +59,17 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def build_sweep(
-    values: dict[str, Any], overrides: dict[str, Any], source: str = ""
+    values: dict[str, Any],
+    overrides: dict[str, Any],
+    axes: dict[str, list[Any]] | None = None,
+    source: str = "",
 ) -> SweepSpec:
-    """Expand a sweep given as plain values; see ``load_sweep``."""
+    """Expand a sweep given as plain values; see ``load_sweep``.
+
+    ``axes`` (full names, lists of values) take the place of the matrix's. Listed cells that
+    name such a setting are restricted to these values, others are repeated for each of them.
+    """
+    axes = axes or {}
     where = f"{source}: " if source else ""
     problems: list[str] = []
     for key in values:
@@ -70,10 +78,12 @@ def build_sweep(
             problems.append(f"unknown key '{key}'{near}: allowed are {', '.join(SWEEP_KEYS)}")
     defaults = _settings(values.get("defaults") or {}, "defaults", problems)
     forced = _settings(overrides, "overrides", problems)
-    matrix = _matrix_rows(values, problems)
+    listed = _listed_rows(values.get("cells") or [], problems)
+    has_rows = bool(values.get("matrix") or values.get("vary"))
+    matrix = _matrix_rows(values, axes if has_rows or not listed else {}, problems)
+    listed = _on_axes(listed, axes, [] if has_rows else problems)
     changes = _single_changes(values.get("vary") or {}, problems)
     varied = [row | change for change, row in itertools.product(changes, matrix)]
-    listed = _listed_rows(values.get("cells") or [], problems)
     settings = [{**defaults, **row, **forced} for row in [*varied, *listed]]
     settings = settings or [{**defaults, **forced}]
     seeds = parse_seeds(values.get("seeds", 3), problems)
@@ -122,11 +132,47 @@ def _settings(values: Any, where: str, problems: list[str]) -> dict[str, Any]:
     return named
 
 
-def _matrix_rows(values: dict[str, Any], problems: list[str]) -> list[dict[str, Any]]:
-    axes = _lists(values.get("matrix") or {}, "matrix", problems)
-    if not axes and not values.get("vary"):
+def _matrix_rows(
+    values: dict[str, Any], axes: dict[str, list[Any]], problems: list[str]
+) -> list[dict[str, Any]]:
+    lists = _lists(values.get("matrix") or {}, "matrix", problems) | axes
+    if not lists and not values.get("vary"):
         return []
-    return [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
+    return [dict(zip(lists, row, strict=True)) for row in itertools.product(*lists.values())]
+
+
+def _on_axes(
+    rows: list[dict[str, Any]], axes: dict[str, list[Any]], problems: list[str]
+) -> list[dict[str, Any]]:
+    """Listed cells along axes; a value that no listed cell has is a problem."""
+    for key, choices in axes.items():
+        listed = dict.fromkeys(_plain(key, row[key]) for row in rows if key in row)
+        is_named = bool(rows) and all(key in row for row in rows)
+        option = key.rpartition(".")[2]
+        problems += [
+            f"no listed cell has {option} {choice}: they have {', '.join(listed)}"
+            for choice in choices
+            if is_named and _plain(key, choice) not in listed
+        ]
+        wanted = {_plain(key, choice) for choice in choices}
+        chosen: list[dict[str, Any]] = []
+        for row in rows:
+            if key not in row:
+                chosen += [row | {key: choice} for choice in choices]
+            elif _plain(key, row[key]) in wanted:
+                chosen.append(row)
+        rows = chosen
+    return rows
+
+
+def _plain(key: str, value: Any) -> str:
+    """A setting's value as text, an architecture with its parameters in order."""
+    if key != "model.arch":
+        return str(value)
+    try:
+        return canonical_name(value)
+    except (KeelbenchError, AttributeError, TypeError):
+        return str(value)
 
 
 def _single_changes(vary: Any, problems: list[str]) -> list[dict[str, Any]]:

@@ -33,7 +33,19 @@ def test_a_containers_quota_limits_the_cores(
     text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text(text + "\n")
-    monkeypatch.setattr(capacity, "CGROUP_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(capacity, "CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert available_cores() == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("250000", 3), ("-1", 8), ("", 8)])
+def test_older_systems_tell_a_quota_in_two_files(
+    quota: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    monkeypatch.setattr(capacity, "CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert available_cores() == expected
 
@@ -41,7 +53,7 @@ def test_a_containers_quota_limits_the_cores(
 def test_where_there_is_no_quota_and_no_affinity_the_system_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity, "CGROUP_QUOTA", tmp_path / "nowhere")
+    monkeypatch.setattr(capacity, "CGROUP", tmp_path / "nowhere")
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert available_cores() == 3
@@ -52,7 +64,7 @@ def test_where_there_is_no_quota_and_no_affinity_the_system_counts(
     [
         ({8: 7.5, 4: 4.0, 2: 2.0, 1: 1.0}, 8),  # eight cores
         ({8: 4.3, 4: 4.0, 2: 2.0, 1: 1.0}, 4),  # four, with two hyperthreads each
-        ({8: 1.1, 4: 1.05, 2: 1.0, 1: 1.0}, 1),  # one core's worth, whatever the system says
+        ({8: 1.1, 4: 1.05, 2: 1.0, 1: 1.0}, 1),  # one core, eight threads
     ],
 )
 def test_a_process_for_each_core_that_does_more(

@@ -304,10 +304,38 @@ def test_an_axis_restricts_the_listed_cells_that_name_it(archs, expected):
     assert sorted(pairs) == sorted(expected)
 
 
-def test_an_axis_that_no_listed_cell_has_is_refused(capsys):
+def test_a_value_that_no_listed_cell_has_is_refused(capsys):
     Path("sweep.yaml").write_text("cells: [{arch: pre_ln, depth: 8}, {arch: keel, depth: 16}]")
-    command = ["compare", "sweep.yaml", "--depth", "64", "--dry-run"]
-    assert_refused(capsys, command, "no cell of sweep.yaml has depth 64", "it lists 8, 16")
+    command = ["compare", "sweep.yaml", "--dry-run"]
+    assert_refused(capsys, [*command, "--depth", "64"], "no listed cell has depth 64", "8, 16")
+    assert_refused(capsys, [*command, "--arch", "keel,prre_ln"], "has arch prre_ln", "keel")
+    Path("sweep.yaml").write_text("cells: [{arch: [keel, pre_ln]}, {arch: post_ln}]")
+    assert_refused(capsys, [*command, "--arch", "mix_ln"], "has arch mix_ln")
+    Path("sweep.yaml").write_text("matrix: [1]")
+    assert_refused(capsys, [*command, "--arch", "mix_ln"], "matrix must be a mapping")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vary: {batch: [4]}", [("pre_ln", 64, 4), ("pre_ln", 64, 8), ("pre_ln", 128, 8)]),
+        ("matrix: {arch: [keel], batch: [4]}", [("pre_ln", 64, 4), ("pre_ln", 128, 8)]),
+    ],
+)
+def test_an_axis_reaches_the_matrix_beside_listed_cells(text, expected):
+    sweep = Path("sweep.yaml")
+    cells = "cells: [{arch: keel, depth: 128}, {arch: pre_ln, depth: 128}]"
+    sweep.write_text(f"{text}\n{cells}")
+    found = sweep_from(sweep, {"model.arch": ["pre_ln"]}, {}, None, "x").cells
+    assert sorted((c.model.arch, c.model.depth, c.data.batch) for c in found) == expected
+
+
+def test_an_axis_knows_an_architecture_however_it_is_spelt():
+    sweep = Path("sweep.yaml")
+    sweep.write_text("cells: [{arch: 'keel(alpha=16, first_block=v1)', depth: '8'}]")
+    axes = {"model.arch": ["keel(first_block=v1,alpha=16)"], "model.depth": [8]}
+    (cell,) = sweep_from(sweep, axes, {}, None, "x").cells
+    assert cell.model.arch == "keel(alpha=16, first_block=v1)" and cell.model.depth == 8
 
 
 def test_judge_reads_a_log_and_gives_one_lane_object(capsys):

@@ -174,6 +174,23 @@ def test_the_bundled_words_have_the_known_unigram_entropy() -> None:
     assert found.unigram_entropy == pytest.approx(5.73, abs=0.02)
 
 
+def test_a_small_text_has_no_more_words_than_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("to be or not to be " * 200, encoding="utf-8")
+    found = opened(f"words:{path}")
+    assert found.vocab == 5
+    shares = np.array([2, 2, 1, 1]) / 6
+    assert found.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=0.02)
+    path.write_text("a " * 800, encoding="utf-8")
+    assert opened(f"words:{path}").unigram_entropy == pytest.approx(0, abs=0.02)
+
+
+def test_words_are_read_from_text_alone(write: Callable[[bytes], Path]) -> None:
+    message = refusal(lambda: opened(f"words:{write(b'abc ' * 300 + bytes([255]))}"))
+    assert "is not UTF-8: byte 1,200 is 0xff" in message and "text:PATH" in message
+    assert "names no file" in refusal(lambda: opened("words:"))
+
+
 def test_words_need_two_tokens() -> None:
     assert "words needs at least 2 tokens" in refusal(lambda: opened("words", vocab=1))
 

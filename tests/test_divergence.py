@@ -617,6 +617,22 @@ class TestARunThatBarelyPassesTheUnigramEntropy:
         verdict = verdict_of(trace_of(collapsed, 500))
         assert verdict.kind is VerdictKind.DIVERGED
 
+    @pytest.mark.parametrize("height", [0.11, 0.125, 0.14, 0.16])
+    def test_has_its_onset_where_no_threshold_has_a_say(self, height: float) -> None:
+        falls = learning(floor=UNIGRAM - 0.13, scale=7)
+        trace = trace_of(with_jump(falls, 60, height), 400, noise=0.015)
+        onsets = [
+            verdict_of(trace, thresholds=DEFAULT_THRESHOLDS.scaled(factor)).onset_step
+            for factor in (0.8, 1.0, 1.2)
+        ]
+        assert set(onsets) <= {53, 57, 60}, onsets
+        assert len(set(onsets)) == 1, onsets
+
+    def test_that_stays_a_while_and_then_falls_back_has_left_where_it_fell(self) -> None:
+        falls = learning(floor=UNIGRAM - 0.13, scale=7)
+        trace = trace_of(with_jump(falls, 72, 0.15), 400)
+        assert_diverges_at(trace, 72, Rule.STAGNATION, within=4)
+
     def test_may_still_go_on_to_learn(self) -> None:
         hesitates: Curve = lambda step: np.where(  # noqa: E731
             (step >= 40) & (step < 80), UNIGRAM + 0.02, learning(2.2, scale=50)(step)

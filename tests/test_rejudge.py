@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import sample
 
+import keelbench.store
 from keelbench.cli import run
 from keelbench.divergence import DETECTOR_VERSION, judge
 from keelbench.records import Record, Rule, Trace, VerdictKind, max_lr_of
-from keelbench.rejudge import Reading, outdated, rejudge, rejudged
+from keelbench.rejudge import Reading, rejudge, rejudgeable, rejudged
 from keelbench.store import Store
 
 
@@ -91,17 +92,33 @@ def test_what_is_not_one_ramp_has_to_run_again() -> None:
     failed = sample.record(kind=VerdictKind.FAILED)
     for record in (held, failed):
         reading, same = rejudged(record)
-        assert reading is Reading.NOT_A_RAMP and same is record
+        assert reading is Reading.NOT_ONE_RAMP and same is record
 
 
-def test_what_this_detector_measured_is_left_alone() -> None:
-    reading, same = rejudged(BROKEN)
-    assert reading is Reading.CURRENT and same is BROKEN
+@pytest.mark.parametrize("detector", [DETECTOR_VERSION, "99", "mine"])
+def test_what_this_or_another_newer_detector_judged_is_left_alone(detector: str) -> None:
+    record = dataclasses.replace(BROKEN, detector=detector)
+    reading, same = rejudged(record)
+    assert reading is Reading.CURRENT and same is record
+
+
+def test_the_environment_names_the_detector_of_the_verdict() -> None:
+    _, new = rejudged(older(BROKEN))
+    assert new.environment.detector == DETECTOR_VERSION
+
+
+def test_a_diagnosis_of_another_onset_is_dropped() -> None:
+    diagnosis = {"first_to_move": ["3.attention"]}
+    stays = dataclasses.replace(older(BROKEN), diagnosis=diagnosis)
+    assert rejudged(stays)[1].diagnosis == diagnosis
+    verdict = dataclasses.replace(BROKEN.verdict, onset_step=120)
+    assert rejudged(dataclasses.replace(stays, verdict=verdict))[1].diagnosis is None
 
 
 def test_new_records_take_the_place_of_old_ones(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    old = [older(BROKEN), older(HEALTHY), older(shortened(BROKEN, 220), "0")]
+    short = dataclasses.replace(shortened(BROKEN, 220), seed=2)
+    old = [older(BROKEN), older(HEALTHY), older(short, "0")]
     for record in old:
         store.save(record)
     readings = [reading for reading, _, _ in rejudge(store, old, is_dry=True)]
@@ -115,22 +132,45 @@ def test_new_records_take_the_place_of_old_ones(tmp_path: Path) -> None:
     ) == 2
 
 
-def test_a_lane_measured_again_meanwhile_stays_as_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [older(BROKEN), older(shortened(BROKEN, 220))])
+def test_a_lane_measured_again_meanwhile_stays_as_measured(old: Record, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    measured = dataclasses.replace(BROKEN, seconds=1234.5)
-    store.save(measured)
-    store.save(older(BROKEN))
-    list(rejudge(store, [older(BROKEN)]))
+    store.save(dataclasses.replace(BROKEN, seconds=1234.5))
+    store.save(old)
+    assert [reading for reading, _, _ in rejudge(store, [old])] == [Reading.SUPERSEDED]
     assert [record.seconds for record in store.records()] == [1234.5]
 
 
-def test_a_sweep_knows_how_many_of_its_lanes_an_older_detector_has(tmp_path: Path) -> None:
+def test_a_sweep_knows_how_many_of_its_lanes_need_no_training(tmp_path: Path) -> None:
     store, cell = Store(tmp_path), BROKEN.cell
-    assert outdated([cell], [0, 1], store) == 0
+    assert rejudgeable([cell], [0, 1], store) == 0
     store.save(older(BROKEN))
-    assert outdated([cell], [0, 1], store) == 1
+    store.save(older(dataclasses.replace(shortened(BROKEN, 220), seed=1)))
+    assert rejudgeable([cell], [0, 1], store) == 1
     store.save(BROKEN)
-    assert outdated([cell], [0, 1], store) == 0
+    assert rejudgeable([cell], [0, 1], store) == 0
+
+
+def test_a_damaged_older_record_disturbs_nobody(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(older(BROKEN)).write_text("{")
+    assert rejudgeable([BROKEN.cell], [0], store) == 0
+
+
+def test_a_record_that_another_process_replaces_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    gone = store.save(older(BROKEN))
+    store.save(HEALTHY)
+    read = keelbench.store.read_record
+
+    def late(path: Path) -> Record:
+        gone.unlink(missing_ok=True)
+        return read(path)
+
+    monkeypatch.setattr(keelbench.store, "read_record", late)
+    assert [record.id for record in store.records()] == [HEALTHY.id]
 
 
 class TestCommand:
@@ -138,23 +178,23 @@ class TestCommand:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         store = Store(tmp_path / "results" / "old")
+        (tmp_path / "results" / "other").mkdir(parents=True)
         verdict = dataclasses.replace(HEALTHY.verdict, kind=VerdictKind.NEVER_LEARNED)
-        for record in (
-            older(BROKEN),
-            dataclasses.replace(HEALTHY, detector="1", verdict=verdict),
-            older(dataclasses.replace(shortened(BROKEN, 220), seed=2)),
-        ):
+        moves = dataclasses.replace(HEALTHY, detector="1", verdict=verdict)
+        ends = older(dataclasses.replace(shortened(BROKEN, 220), seed=2))
+        for record in (older(BROKEN), moves, ends):
             store.save(record)
-        assert run(["rejudge", str(store.folder)]) == 0
+        assert run(["rejudge", str(tmp_path / "results" / "other"), str(store.folder)]) == 0
         printed = capsys.readouterr()
         lines = printed.out.splitlines()
         peak = f"{float(HEALTHY.trace.lr[-1]):.4g}"
         assert lines == [
-            f"pre_ln, depth 64, width 64, seed 1: never learned -> Max LR >= {peak}",
-            "pre_ln, depth 64, width 64, seed 2: too short, has to run again",
+            f"{moves.id} pre_ln, depth 64, width 64, seed 1: never learned -> Max LR >= {peak}",
+            f"{ends.id} pre_ln, depth 64, width 64, seed 2: too short, has to run again",
             f"{store.folder}: 1 moved, 1 same, 1 too short (detector {DETECTOR_VERSION})",
         ]
         assert f"keelbench report {store.folder}" in printed.err
+        assert "other holds no records" in printed.err
 
     def test_stores_nothing_when_dry(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -164,12 +204,22 @@ class TestCommand:
         assert "1 same" in capsys.readouterr().out
         assert [record.detector for record in Store(tmp_path).records()] == ["1"]
 
-    @pytest.mark.parametrize("arguments", [[], ["nowhere"]])
-    def test_wants_a_results_folder(
-        self, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    def test_wants_results_folders_and_changes_none_before_all_are_read(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert run(["rejudge", *arguments]) == 2
-        assert "results" in capsys.readouterr().err
+        Store(tmp_path).save(older(BROKEN))
+        for arguments in ([], ["nowhere"], [str(tmp_path), "nowhere"]):
+            assert run(["rejudge", *arguments]) == 2
+            assert "results" in capsys.readouterr().err
+        assert [record.detector for record in Store(tmp_path).records()] == ["1"]
+
+    def test_is_pointed_to_by_report(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        Store(tmp_path).save(older(BROKEN))
+        Store(tmp_path).save(HEALTHY)
+        assert run(["report", str(tmp_path)]) == 0
+        assert "1 of 2 lanes were judged by an older detector" in capsys.readouterr().err
 
     def test_is_pointed_to_where_it_saves_a_run(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -190,7 +240,8 @@ class TestCommand:
         store.remove(record.id)
         assert run(command) == 0
         noted = capsys.readouterr().err
-        assert "1 lane is stored by an older detector: keelbench rejudge" in noted
+        assert "1 of them was measured under an older detector" in noted
+        assert "keelbench rejudge" in noted
 
 
 def test_every_rule_survives_the_way_through_the_store(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from keelbench.specs import CellSpec
+    from keelbench.specs import CellSpec, DataSpec
     from keelbench.store import Store
     from keelbench.sweep_spec import SweepSpec
 
@@ -27,7 +27,7 @@ def print_plan(sweep: "SweepSpec", store: "Store", *, is_timed: bool) -> None:
     rows: list[tuple[str, ...]] = []
     total = 0.0
     for cell in sweep.cells:
-        vocab = vocabulary[cell.data.source]
+        vocab = vocabulary[cell.data]
         pending = pending_seeds(cell, sweep.seeds, store)
         size = parameter_count(layout(cell.model, make_rule(cell.model.arch), vocab))
         memory = estimate_memory(cell, vocab, max(1, len(pending))) / 2**20
@@ -75,11 +75,11 @@ def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _vocabularies(cells: "tuple[CellSpec, ...]") -> dict[str, int]:
-    """Vocabulary of each source; opens the data, so that a missing file is told now."""
+def _vocabularies(cells: "tuple[CellSpec, ...]") -> "dict[DataSpec, int]":
+    """Vocabulary of each kind of data; opens the data, so that a missing file is told now."""
     from keelbench.data import open_source
 
-    return {cell.data.source: open_source(cell.data).vocab for cell in cells}
+    return {data: open_source(data).vocab for data in {cell.data for cell in cells}}
 
 
 def _seconds_per_step(cell: "CellSpec", lanes: int) -> float:

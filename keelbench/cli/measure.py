@@ -291,7 +291,8 @@ def _run(
         stored = f", {total - pending} stored already" if pending < total else ""
         todo = f"{pending} of {total} lanes to run" if pending else "nothing to do"
         note(f"{todo}{stored}; results in {store.folder}")
-        _note_outdated(sweep, store)
+        if not is_fresh:
+            _note_rejudgeable(sweep, store)
     _, at_once = make_launcher(sweep.cells, count)
     with ProgressView(pending, at_once, is_quiet=is_quiet) as view:
         return run_cells(
@@ -305,15 +306,15 @@ def _run(
         )
 
 
-def _note_outdated(sweep: Any, store: Any) -> None:
-    from keelbench.rejudge import outdated
+def _note_rejudgeable(sweep: Any, store: Any) -> None:
+    from keelbench.rejudge import rejudgeable
 
-    count = outdated(sweep.cells, sweep.seeds, store)
+    count = rejudgeable(sweep.cells, sweep.seeds, store)
     if count:
-        lanes = "1 lane is" if count == 1 else f"{count} lanes are"
+        lanes = "1 of them was" if count == 1 else f"{count} of them were"
         note(
-            f"{lanes} stored by an older detector: keelbench rejudge {store.folder} "
-            "reads traces again without training"
+            f"{lanes} measured under an older detector: stop here, and keelbench rejudge "
+            f"{store.folder} reads them again without training"
         )
 
 

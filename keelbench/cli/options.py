@@ -44,49 +44,11 @@ def sweep_from(
     defaults = values.get("defaults") or {}
     if isinstance(defaults, dict):
         values["defaults"] = _device_defaults(defaults | given) | defaults
-    matrix = dict(values.get("matrix") or {})
     if not path and name == "compare":
-        matrix["model.arch"] = list(PAPER_ARCHS)
-    listed = values.get("cells")
-    for key, choices in axes.items():
-        if listed and isinstance(listed, list):
-            values["cells"] = listed = _chosen(listed, key, choices, path)
-        if matrix or not listed:
-            matrix = {k: v for k, v in matrix.items() if k not in _names(key)}
-            matrix[key] = choices
-    values["matrix"] = matrix
+        values["matrix"] = {"model.arch": list(PAPER_ARCHS)}
     if seeds is not None:
         values["seeds"] = parse_seed_option(seeds)
-    return build_sweep(values, given, source=str(path) if path else "")
-
-
-def _chosen(cells: list[Any], key: str, choices: list[Any], path: Path | None) -> list[Any]:
-    """Listed cells on an axis: those that name it are restricted, others repeated along it.
-
-    Raises:
-        KeelbenchError: if none is left.
-    """
-    found: list[Any] = []
-    present: list[Any] = []
-    for cell in cells:
-        named = [cell[name] for name in _names(key) if isinstance(cell, dict) and name in cell]
-        present += named
-        if not isinstance(cell, dict) or (named and named[0] in choices):
-            found.append(cell)
-        elif not named:
-            found += [cell | {key: choice} for choice in choices]
-    if not found:
-        option = key.rpartition(".")[2]
-        raise KeelbenchError(
-            f"no cell of {path} has {option} {', '.join(map(str, choices))}: it lists "
-            f"{', '.join(map(str, dict.fromkeys(present)))}"
-        )
-    return found
-
-
-def _names(key: str) -> tuple[str, str]:
-    """What a setting is called in a file: in full or in short."""
-    return key, key.rpartition(".")[2]
+    return build_sweep(values, given, axes, source=str(path) if path else "")
 
 
 def axes(archs: list[str] | None, depth: str | None, width: str | None) -> dict[str, Any]:

@@ -153,7 +153,8 @@ class ProgressView:
             ("lanes", "right"),
             ("left", "right"),
         ):
-            table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+            # In a narrow terminal the names are broken into lines, the numbers never.
+            table.add_column(header, justify=justify, no_wrap=header != "running")  # type: ignore[arg-type]
         for running in self.running.values():
             table.add_row(
                 title(running.task),

@@ -71,6 +71,7 @@ def report(
             f"report takes one results folder, got {len(folders)}", known_results()
         )
     records = load_records(folders[0])
+    _note_older(records, folders[0])
     if paper:
         print_paper_table(records, output_format)
         return
@@ -88,6 +89,17 @@ def report(
         write_text(page, str(html))
         written.append(str(html))
     note(f"wrote {', '.join(written)} to {folders[0]}")
+
+
+def _note_older(records: "list[Record]", folder: Path) -> None:
+    from keelbench.rejudge import is_older
+
+    count = sum(is_older(record) for record in records)
+    if count:
+        note(
+            f"{count} of {len(records)} lanes were judged by an older detector: "
+            f"keelbench rejudge {folder} reads them again without training"
+        )
 
 
 def _compare(folders: list[Path], html: Path | None) -> None:
