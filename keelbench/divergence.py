@@ -331,15 +331,13 @@ def _stagnation(curve: _Curve, unigram: float | None, limits: Thresholds) -> _Fi
     fired = np.flatnonzero(still & (best > level) & (initial - best > limits.learned))
     if not len(fired):
         return None
-    onset = plateau_start(*curve.until(int(curve.steps[fired[0]])))
+    seen = curve.until(int(curve.steps[fired[0]]))
+    onset = rise_start(*seen) if has_left_floor(seen[1]) else plateau_start(*seen)
     if unigram is None and (onset > limits.early or initial <= 0):
         return None
     fired = fired[curve.steps[fired] >= (1 + limits.persistence) * onset]
     if not len(fired):
         return None
-    known = curve.until(int(curve.steps[fired[0]]))
-    if has_left_floor(known[1]):
-        onset = rise_start(*known)
     return _Finding(
         Rule.STAGNATION,
         onset,

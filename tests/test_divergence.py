@@ -416,6 +416,14 @@ class TestStagnation:
         converged = learning(floor=2.2, scale=7)
         assert_survives(trace_of(converged, 600, unigram=None))
 
+    def test_begins_where_the_plateau_does_even_if_it_creeps_on(self) -> None:
+        creeps: Curve = lambda step: (  # noqa: E731
+            UNIGRAM + 0.12 - 0.05 * np.minimum(step / 500, 1) + 2 * np.exp(-step / 7)
+        )
+        dips: Curve = lambda step: creeps(step) - 0.12 * ((step >= 230) & (step < 250))  # noqa: E731
+        for seed in range(5):
+            assert_diverges_at(trace_of(dips, 700, seed=seed), 30, Rule.STAGNATION, within=20)
+
 
 class TestDegradation:
     HEALTHY = staticmethod(trace_of(learning(), 500, seed=5))
