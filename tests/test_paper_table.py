@@ -55,6 +55,15 @@ def test_every_skin_renders(skin):
         assert max(map(len, text.splitlines())) <= 80
 
 
+def test_settings_are_never_mixed():
+    larger = [record("keel", 64, seed, onset=200, data__batch=32) for seed in range(3)]
+    records = lanes("keel", 101) + lanes("pre_ln", 120) + larger
+    text = render_paper(records)
+    assert text.count("rank,\n".strip()) == 4 and text.count("Keel") == 2
+    assert "batch 8 × 64" in text and "batch 32 × 64" in text and "8 / 32" not in text
+    assert render_paper(records, "csv").count("\n") == 4
+
+
 def test_records_of_other_cells_are_refused():
     with pytest.raises(KeelbenchError, match="Table 1"):
         paper_table(lanes("keel", 100, depth=16))

@@ -6,6 +6,7 @@ from scipy import stats
 
 from keelbench.errors import KeelbenchError
 from keelbench.records import Record, Rule
+from keelbench.report.cells import group
 from keelbench.report.names import title_of
 from keelbench.report.numbers import estimate_number, lr_text
 from keelbench.report.summary import Row, rows_of, summarise
@@ -33,11 +34,25 @@ PAPER_TABLE_1: dict[int, dict[str, float]] = {
 """Max LR by depth in sub-layers: single runs at width 1024 (section 5.1, Table 1)."""
 
 
+def paper_tables(records: Sequence[Record]) -> list[Table]:
+    """A table for each setting that the records hold: what differs is never mixed.
+
+    Raises:
+        KeelbenchError: if no record is of one of the paper's cells.
+    """
+    families: dict[str, list[Record]] = {}
+    for cell in group(records):
+        if cell.spec.model.arch in PAPER_TABLE_1.get(cell.spec.model.depth, {}):
+            families.setdefault(cell.family, []).extend(cell.lanes)
+    return [paper_table(lanes) for lanes in families.values() or [[]]]
+
+
 def paper_table(records: Sequence[Record]) -> Table:
     """One row per cell of the paper's table that was measured, in the paper's order.
 
-    The rank counts from 1 for the highest; a cell without a value, or of which most lanes
-    stagnated, ranks below all others (it never learned from context). Ties share a mean rank.
+    The records agree in everything but architecture, depth and seed. The rank counts from 1
+    for the highest; a cell without a value, or of which most lanes stagnated, ranks below all
+    others (it never learned from context). Ties share a mean rank.
 
     Raises:
         KeelbenchError: if no record is of one of the paper's cells.
@@ -45,7 +60,7 @@ def paper_table(records: Sequence[Record]) -> Table:
     stuck = _stagnated(records)
     rows: list[Row] = []
     notes = []
-    found = rows_of(summarise(records, reference=None))
+    found = rows_of(summarise(records, reference=None)) if records else []
     for depth, paper in PAPER_TABLE_1.items():
         ours = {
             row["arch"]: row for row in found if row["depth"] == depth and row["arch"] in paper
