@@ -27,37 +27,112 @@ static inline void product(long rows, long columns, long depth, const REAL *a, l
         }
 }
 
-/* One head out of rows of heads: turned (unless turn is NULL) and scaled, (T, Kp). */
-static void load(const REAL *x, long stride, const REAL *turn, REAL scale, REAL *out, long T,
-                 long K, long Kp) {
-    for (long t = 0; t < T; t++, x += stride, out += Kp)
-        if (turn)
-            for (long k = 0; k < K; k += 2) {
-                REAL real = turn[t * K + k] * scale, imaginary = turn[t * K + k + 1] * scale;
-                out[k] = x[k] * real - x[k + 1] * imaginary;
-                out[k + 1] = x[k] * imaginary + x[k + 1] * real;
-            }
-        else
-            for (long k = 0; k < K; k++) out[k] = x[k] * scale;
+typedef __typeof__((vec){0} < (vec){0}) places;
+
+static inline vec shuffled(vec a, vec b, places from) {
+#ifdef __clang__ /* has no builtin for this, and recognizes the loop */
+    vec out;
+    for (int i = 0; i < WIDE; i++) out[i] = from[i] < WIDE ? a[from[i]] : b[from[i] - WIDE];
+    return out;
+#else
+    return __builtin_shuffle(a, b, from);
+#endif
 }
 
-/* The reverse of load, for gradients: turned back. */
-static void store(const REAL *x, const REAL *turn, REAL scale, REAL *out, long stride, long T,
-                  long K, long Kp) {
-    for (long t = 0; t < T; t++, x += Kp, out += stride)
-        if (turn)
-            for (long k = 0; k < K; k += 2) {
-                REAL real = turn[t * K + k] * scale, imaginary = turn[t * K + k + 1] * scale;
-                out[k] = x[k] * real + x[k + 1] * imaginary;
-                out[k + 1] = x[k + 1] * real - x[k] * imaginary;
-            }
-        else
-            for (long k = 0; k < K; k++) out[k] = x[k] * scale;
+/* What turns the pairs of a head: the factors (T, K) of each pair's first channel and of its
+ * second one. */
+typedef struct {
+    const REAL *first, *second;
+} Turn;
+
+/* Out of complex rotary factors (T, K / 2), scaled; ``room`` holds 2 T K numbers. */
+static Turn turn_of(const REAL *complex, REAL scale, REAL *room, long T, long K) {
+    REAL *first = room, *second = room + T * K;
+    for (long i = 0; i < T * K; i += 2) {
+        first[i] = second[i + 1] = complex[i] * scale;
+        first[i + 1] = complex[i + 1] * scale;
+        second[i] = -first[i + 1];
+    }
+    return (Turn){first, second};
 }
 
-static void transpose(const REAL *x, REAL *out, long T, long K, long Kp, long Tp) {
-    for (long t = 0; t < T; t++)
-        for (long k = 0; k < K; k++) out[k * Tp + t] = x[t * Kp + k];
+/* One head out of rows of heads, turned by the angles. */
+static void turned(const REAL *x, long x_row, Turn turn, REAL *out, long out_row, long T,
+                   long K) {
+    places firsts, seconds;
+    for (int i = 0; i < WIDE; i++) firsts[i] = i & ~1, seconds[i] = i | 1;
+    for (long t = 0; t < T; t++, x += x_row, out += out_row) {
+        const REAL *first = turn.first + t * K, *second = turn.second + t * K;
+        long k = 0;
+        for (; k + WIDE <= K; k += WIDE) {
+            vec here = VEC(x + k);
+            VEC(out + k) = shuffled(here, here, firsts) * VEC(first + k) +
+                           shuffled(here, here, seconds) * VEC(second + k);
+        }
+        for (; k < K; k += 2) {
+            REAL real = first[k], imaginary = first[k + 1];
+            out[k] = x[k] * real - x[k + 1] * imaginary;
+            out[k + 1] = x[k] * imaginary + x[k + 1] * real;
+        }
+    }
+}
+
+/* The reverse, for gradients. */
+static void turned_back(const REAL *x, long x_row, Turn turn, REAL *out, long out_row, long T,
+                        long K) {
+    places firsts, seconds, others;
+    vec flip;
+    for (int i = 0; i < WIDE; i++) {
+        firsts[i] = i & ~1, seconds[i] = i | 1, others[i] = i ^ 1;
+        flip[i] = i & 1 ? -1 : 1;
+    }
+    for (long t = 0; t < T; t++, x += x_row, out += out_row) {
+        const REAL *first = turn.first + t * K;
+        long k = 0;
+        for (; k + WIDE <= K; k += WIDE) {
+            vec here = VEC(x + k), angle = VEC(first + k);
+            vec own = shuffled(angle, angle, firsts), cross = shuffled(angle, angle, seconds);
+            VEC(out + k) = here * own + shuffled(here, here, others) * (cross * flip);
+        }
+        for (; k < K; k += 2) {
+            REAL real = first[k], imaginary = first[k + 1];
+            out[k] = x[k] * real + x[k + 1] * imaginary;
+            out[k + 1] = x[k + 1] * real - x[k] * imaginary;
+        }
+    }
+}
+
+static inline void copied(const REAL *x, long x_row, REAL *out, long out_row, long T, long K) {
+    for (long t = 0; t < T; t++) memcpy(out + t * out_row, x + t * x_row, K * sizeof(REAL));
+}
+
+/* x (Tp, Kp) to out (Kp, Tp), a square of vectors at a time: blocks of 1, 2, 4, ... numbers
+ * change places across its diagonal. */
+static void transpose(const REAL *x, REAL *out, long Tp, long Kp) {
+    for (long t = 0; t < Tp; t += WIDE)
+        for (long k = 0; k < Kp; k += WIDE) {
+            vec row[WIDE];
+#pragma GCC unroll 16
+            for (int i = 0; i < WIDE; i++) row[i] = VEC(x + (t + i) * Kp + k);
+#pragma GCC unroll 4
+            for (int size = 1; size < WIDE; size *= 2) {
+                places left, right;
+#pragma GCC unroll 16
+                for (int j = 0; j < WIDE; j++) {
+                    left[j] = j & size ? WIDE + (j ^ size) : j;
+                    right[j] = j & size ? WIDE + j : j ^ size;
+                }
+#pragma GCC unroll 16
+                for (int i = 0; i < WIDE; i++) {
+                    if (i & size) continue;
+                    vec upper = row[i], lower = row[i + size];
+                    row[i] = shuffled(upper, lower, left);
+                    row[i + size] = shuffled(upper, lower, right);
+                }
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < WIDE; i++) VEC(out + (k + i) * Tp + t) = row[i];
+        }
 }
 
 /* Scores of one strip of queries, keys before queries: (seen, STRIP), so that a softmax runs
@@ -75,20 +150,22 @@ static inline void scores(const REAL *k, const REAL *qt, REAL *s, long seen, lon
 int attend_forward(const REAL *qkv, const REAL *turn, REAL *y, REAL *softmax, long B,
                       long T, long H, long G, long K) {
     long Tp = padded(T), Kp = padded(K), stride = (H + 2 * G) * K, head = Tp * Kp;
-    size_t need = 4 * head + STRIP * (Tp + Kp);
+    size_t need = 8 * head + STRIP * (Tp + Kp);
     REAL *q = scratch(need);
     if (!q) return 1;
     memset(q, 0, need * sizeof(REAL));
     REAL *k = q + head, *v = k + head, *qt = v + head, *s = qt + head, *o = s + STRIP * Tp;
+    Turn of_q = turn_of(turn, 1 / (REAL)sqrt((double)K), o + STRIP * Kp, T, K);
+    Turn of_k = turn_of(turn, 1, o + STRIP * Kp + 2 * head, T, K);
     for (long at = 0; at < B * H; at++, softmax += 2 * Tp) {
         long b = at / H, h = at % H, g = h / (H / G);
         const REAL *x = qkv + b * T * stride;
         REAL *out = y + b * T * H * K + h * K;
-        load(x + h * K, stride, turn, 1 / (REAL)sqrt((double)K), q, T, K, Kp);
-        transpose(q, qt, T, K, Kp, Tp);
+        turned(x + h * K, stride, of_q, q, Kp, T, K);
+        transpose(q, qt, Tp, Kp);
         if (h % (H / G) == 0) {
-            load(x + (H + g) * K, stride, turn, 1, k, T, K, Kp);
-            load(x + (H + G + g) * K, stride, NULL, 1, v, T, K, Kp);
+            turned(x + (H + g) * K, stride, of_k, k, Kp, T, K);
+            copied(x + (H + G + g) * K, stride, v, Kp, T, K);
         }
         for (long i = 0; i < T; i += STRIP) {
             long seen = i + STRIP;
@@ -119,24 +196,26 @@ int attend_backward(const REAL *grad, const REAL *qkv, const REAL *turn, const R
                        const REAL *softmax, REAL *grad_qkv, long B, long T, long H, long G,
                        long K) {
     long Tp = padded(T), Kp = padded(K), stride = (H + 2 * G) * K, head = Tp * Kp;
-    size_t need = 9 * head + STRIP * 2 * Tp;
-    REAL *q = scratch(need), scale = 1 / (REAL)sqrt((double)K);
+    size_t need = 13 * head + STRIP * 2 * Tp;
+    REAL *q = scratch(need);
     if (!q) return 1;
     memset(q, 0, need * sizeof(REAL));
     REAL *k = q + head, *v = k + head, *qt = v + head, *dyt = qt + head, *dy = dyt + head;
     REAL *dq = dy + head, *dk = dq + head, *dv = dk + head, *p = dv + head;
     REAL *ds = p + STRIP * Tp;
+    Turn of_q = turn_of(turn, 1 / (REAL)sqrt((double)K), ds + STRIP * Tp, T, K);
+    Turn of_k = turn_of(turn, 1, ds + STRIP * Tp + 2 * head, T, K);
     for (long at = 0; at < B * H; at++, softmax += 2 * Tp) {
         long b = at / H, h = at % H, g = h / (H / G);
         const REAL *x = qkv + b * T * stride, *out = y + b * T * H * K + h * K;
         REAL *dx = grad_qkv + b * T * stride;
-        load(x + h * K, stride, turn, scale, q, T, K, Kp);
-        load(grad + (out - y), H * K, NULL, 1, dy, T, K, Kp);
-        transpose(q, qt, T, K, Kp, Tp);
-        transpose(dy, dyt, T, K, Kp, Tp);
+        turned(x + h * K, stride, of_q, q, Kp, T, K);
+        copied(grad + (out - y), H * K, dy, Kp, T, K);
+        transpose(q, qt, Tp, Kp);
+        transpose(dy, dyt, Tp, Kp);
         if (h % (H / G) == 0) {
-            load(x + (H + g) * K, stride, turn, 1, k, T, K, Kp);
-            load(x + (H + G + g) * K, stride, NULL, 1, v, T, K, Kp);
+            turned(x + (H + g) * K, stride, of_k, k, Kp, T, K);
+            copied(x + (H + G + g) * K, stride, v, Kp, T, K);
             memset(dk, 0, 2 * head * sizeof(REAL));
         }
         for (long i = 0; i < T; i += STRIP) {
@@ -163,10 +242,10 @@ int attend_backward(const REAL *grad, const REAL *qkv, const REAL *turn, const R
             product(seen, Kp, STRIP, ds, STRIP, 1, q + i * Kp, Kp, dk, Kp, 1);
             product(seen, Kp, STRIP, p, STRIP, 1, dy + i * Kp, Kp, dv, Kp, 1);
         }
-        store(dq, turn, scale, dx + h * K, stride, T, K, Kp);
+        turned_back(dq, Kp, of_q, dx + h * K, stride, T, K);
         if (h % (H / G) == H / G - 1) {
-            store(dk, turn, 1, dx + (H + g) * K, stride, T, K, Kp);
-            store(dv, NULL, 1, dx + (H + G + g) * K, stride, T, K, Kp);
+            turned_back(dk, Kp, of_k, dx + (H + g) * K, stride, T, K);
+            copied(dv, Kp, dx + (H + G + g) * K, stride, T, K);
         }
     }
     return 0;
