@@ -175,3 +175,36 @@ def test_the_fused_path_is_taken_wherever_products_are_not_under_autocast() -> N
     assert make_model(dtype=torch.float32).is_fused
     assert not make_model(dtype=torch.float32, compute_dtype=torch.bfloat16).is_fused
     assert not make_model(is_fused=False).is_fused
+
+
+@pytest.mark.parametrize(
+    ("batch", "time", "heads", "kv_heads", "head_dim"),
+    [
+        (2, 70, 4, 2, 24),  # whole vectors and a rest; a last strip of queries that is not full
+        (2, 64, 4, 2, 16),
+        (1, 16, 4, 4, 64),
+        (3, 33, 6, 3, 40),
+        (2, 50, 4, 1, 18),
+        (1, 7, 2, 1, 2),
+    ],
+)
+def test_attention_of_any_shape_equals_torchs(
+    batch: int, time: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    angles = Rope(time, head_dim, torch.device("cpu"), torch.float64).turn_1T1K
+    qkv = random_floats(batch, time, heads + 2 * kv_heads, head_dim).requires_grad_()
+    ours = fused.attend(qkv, angles, heads, kv_heads)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
+
+    def turned(x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * angles).flatten(-2).transpose(1, 2)
+
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        turned(q), turned(k), v.transpose(1, 2), is_causal=True, enable_gqa=True
+    ).transpose(1, 2)
+    weights = random_floats(*theirs.shape, seed=3)
+    assert_close(ours.reshape(theirs.shape), theirs, EXACT)
+    (our_grad,) = torch.autograd.grad((ours.reshape(theirs.shape) * weights).sum(), qkv)
+    (their_grad,) = torch.autograd.grad((theirs * weights).sum(), qkv)
+    assert_close(our_grad, their_grad, EXACT)
