@@ -171,7 +171,8 @@ def compare(
     """Compare architectures over depths and seeds: tables, plots and a report.
 
     Without arguments: the six of the paper at depth 64 with 3 seeds. KEY=VALUE sets any
-    field of every cell, such as ramp.slope=2e-5 or batch=16.
+    field of every cell, such as ramp.slope=2e-5 or batch=16. --arch, --depth and --width take
+    the place of a file's matrix, and pick from the cells that it lists.
     """
     sweep_path, overrides = split_arguments(arguments or [])
     _measure(
