@@ -39,38 +39,31 @@ static inline vec shuffled(vec a, vec b, places from) {
 #endif
 }
 
-/* What turns the pairs of a head: the factors (T, K) of each pair's first channel and of its
- * second one. */
-typedef struct {
-    const REAL *first, *second;
-} Turn;
-
-/* Out of complex rotary factors (T, K / 2), scaled; ``room`` holds 2 T K numbers. */
-static Turn turn_of(const REAL *complex, REAL scale, REAL *room, long T, long K) {
-    REAL *first = room, *second = room + T * K;
-    for (long i = 0; i < T * K; i += 2) {
-        first[i] = second[i + 1] = complex[i] * scale;
-        first[i + 1] = complex[i + 1] * scale;
-        second[i] = -first[i + 1];
-    }
-    return (Turn){first, second};
+/* Rotary factors (T, K / 2) complex, times a scale. */
+static const REAL *scaled(const REAL *turn, REAL scale, REAL *out, long T, long K) {
+    for (long i = 0; i < T * K; i++) out[i] = turn[i] * scale;
+    return out;
 }
 
 /* One head out of rows of heads, turned by the angles. */
-static void turned(const REAL *x, long x_row, Turn turn, REAL *out, long out_row, long T,
+static void turned(const REAL *x, long x_row, const REAL *turn, REAL *out, long out_row, long T,
                    long K) {
-    places firsts, seconds;
-    for (int i = 0; i < WIDE; i++) firsts[i] = i & ~1, seconds[i] = i | 1;
-    for (long t = 0; t < T; t++, x += x_row, out += out_row) {
-        const REAL *first = turn.first + t * K, *second = turn.second + t * K;
+    places firsts, seconds, others;
+    vec flip;
+    for (int i = 0; i < WIDE; i++) {
+        firsts[i] = i & ~1, seconds[i] = i | 1, others[i] = i ^ 1;
+        flip[i] = i & 1 ? 1 : -1;
+    }
+    for (long t = 0; t < T; t++, x += x_row, out += out_row, turn += K) {
         long k = 0;
         for (; k + WIDE <= K; k += WIDE) {
-            vec here = VEC(x + k);
-            VEC(out + k) = shuffled(here, here, firsts) * VEC(first + k) +
-                           shuffled(here, here, seconds) * VEC(second + k);
+            vec here = VEC(x + k), angle = VEC(turn + k);
+            vec swapped = shuffled(angle, angle, others) * flip;
+            VEC(out + k) = shuffled(here, here, firsts) * angle +
+                           shuffled(here, here, seconds) * swapped;
         }
         for (; k < K; k += 2) {
-            REAL real = first[k], imaginary = first[k + 1];
+            REAL real = turn[k], imaginary = turn[k + 1];
             out[k] = x[k] * real - x[k + 1] * imaginary;
             out[k + 1] = x[k] * imaginary + x[k + 1] * real;
         }
@@ -78,24 +71,23 @@ static void turned(const REAL *x, long x_row, Turn turn, REAL *out, long out_row
 }
 
 /* The reverse, for gradients. */
-static void turned_back(const REAL *x, long x_row, Turn turn, REAL *out, long out_row, long T,
-                        long K) {
+static void turned_back(const REAL *x, long x_row, const REAL *turn, REAL *out, long out_row,
+                        long T, long K) {
     places firsts, seconds, others;
     vec flip;
     for (int i = 0; i < WIDE; i++) {
         firsts[i] = i & ~1, seconds[i] = i | 1, others[i] = i ^ 1;
         flip[i] = i & 1 ? -1 : 1;
     }
-    for (long t = 0; t < T; t++, x += x_row, out += out_row) {
-        const REAL *first = turn.first + t * K;
+    for (long t = 0; t < T; t++, x += x_row, out += out_row, turn += K) {
         long k = 0;
         for (; k + WIDE <= K; k += WIDE) {
-            vec here = VEC(x + k), angle = VEC(first + k);
+            vec here = VEC(x + k), angle = VEC(turn + k);
             vec own = shuffled(angle, angle, firsts), cross = shuffled(angle, angle, seconds);
             VEC(out + k) = here * own + shuffled(here, here, others) * (cross * flip);
         }
         for (; k < K; k += 2) {
-            REAL real = first[k], imaginary = first[k + 1];
+            REAL real = turn[k], imaginary = turn[k + 1];
             out[k] = x[k] * real + x[k + 1] * imaginary;
             out[k + 1] = x[k + 1] * real - x[k] * imaginary;
         }
@@ -150,13 +142,12 @@ static inline void scores(const REAL *k, const REAL *qt, REAL *s, long seen, lon
 int attend_forward(const REAL *qkv, const REAL *turn, REAL *y, REAL *softmax, long B,
                       long T, long H, long G, long K) {
     long Tp = padded(T), Kp = padded(K), stride = (H + 2 * G) * K, head = Tp * Kp;
-    size_t need = 8 * head + STRIP * (Tp + Kp);
+    size_t need = 5 * head + STRIP * (Tp + Kp);
     REAL *q = scratch(need);
     if (!q) return 1;
     memset(q, 0, need * sizeof(REAL));
     REAL *k = q + head, *v = k + head, *qt = v + head, *s = qt + head, *o = s + STRIP * Tp;
-    Turn of_q = turn_of(turn, 1 / (REAL)sqrt((double)K), o + STRIP * Kp, T, K);
-    Turn of_k = turn_of(turn, 1, o + STRIP * Kp + 2 * head, T, K);
+    const REAL *of_q = scaled(turn, 1 / (REAL)sqrt((double)K), o + STRIP * Kp, T, K);
     for (long at = 0; at < B * H; at++, softmax += 2 * Tp) {
         long b = at / H, h = at % H, g = h / (H / G);
         const REAL *x = qkv + b * T * stride;
@@ -164,7 +155,7 @@ int attend_forward(const REAL *qkv, const REAL *turn, REAL *y, REAL *softmax, lo
         turned(x + h * K, stride, of_q, q, Kp, T, K);
         transpose(q, qt, Tp, Kp);
         if (h % (H / G) == 0) {
-            turned(x + (H + g) * K, stride, of_k, k, Kp, T, K);
+            turned(x + (H + g) * K, stride, turn, k, Kp, T, K);
             copied(x + (H + G + g) * K, stride, v, Kp, T, K);
         }
         for (long i = 0; i < T; i += STRIP) {
@@ -196,15 +187,14 @@ int attend_backward(const REAL *grad, const REAL *qkv, const REAL *turn, const R
                        const REAL *softmax, REAL *grad_qkv, long B, long T, long H, long G,
                        long K) {
     long Tp = padded(T), Kp = padded(K), stride = (H + 2 * G) * K, head = Tp * Kp;
-    size_t need = 13 * head + STRIP * 2 * Tp;
+    size_t need = 10 * head + STRIP * 2 * Tp;
     REAL *q = scratch(need);
     if (!q) return 1;
     memset(q, 0, need * sizeof(REAL));
     REAL *k = q + head, *v = k + head, *qt = v + head, *dyt = qt + head, *dy = dyt + head;
     REAL *dq = dy + head, *dk = dq + head, *dv = dk + head, *p = dv + head;
     REAL *ds = p + STRIP * Tp;
-    Turn of_q = turn_of(turn, 1 / (REAL)sqrt((double)K), ds + STRIP * Tp, T, K);
-    Turn of_k = turn_of(turn, 1, ds + STRIP * Tp + 2 * head, T, K);
+    const REAL *of_q = scaled(turn, 1 / (REAL)sqrt((double)K), ds + STRIP * Tp, T, K);
     for (long at = 0; at < B * H; at++, softmax += 2 * Tp) {
         long b = at / H, h = at % H, g = h / (H / G);
         const REAL *x = qkv + b * T * stride, *out = y + b * T * H * K + h * K;
@@ -214,7 +204,7 @@ int attend_backward(const REAL *grad, const REAL *qkv, const REAL *turn, const R
         transpose(q, qt, Tp, Kp);
         transpose(dy, dyt, Tp, Kp);
         if (h % (H / G) == 0) {
-            turned(x + (H + g) * K, stride, of_k, k, Kp, T, K);
+            turned(x + (H + g) * K, stride, turn, k, Kp, T, K);
             copied(x + (H + G + g) * K, stride, v, Kp, T, K);
             memset(dk, 0, 2 * head * sizeof(REAL));
         }
@@ -244,7 +234,7 @@ int attend_backward(const REAL *grad, const REAL *qkv, const REAL *turn, const R
         }
         turned_back(dq, Kp, of_q, dx + h * K, stride, T, K);
         if (h % (H / G) == H / G - 1) {
-            turned_back(dk, Kp, of_k, dx + (H + g) * K, stride, T, K);
+            turned_back(dk, Kp, turn, dx + (H + g) * K, stride, T, K);
             copied(dv, Kp, dx + (H + G + g) * K, stride, T, K);
         }
     }
