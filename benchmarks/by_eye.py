@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from keelbench.changepoint import despiked
+from keelbench.divergence import DEFAULT_THRESHOLDS
 from keelbench.records import Record
 from keelbench.specs import PAPER_WIDTH
 from keelbench.store import Store
 
-RISE = 0.25
-"""nats; the detector's threshold of the same name."""
+RISE = DEFAULT_THRESHOLDS.rise
+"""nats."""
 
 
 def visible_step(record: Record) -> int | None:

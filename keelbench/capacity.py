@@ -16,7 +16,8 @@ MAX_LANES = {"cpu": 8, "cuda": 16}
 """Lanes of one task at most; see docs/performance.md for the gain per lane."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux tells a container's share of the processors: microseconds per period, in one
+CPU_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+"""Where Linux tells a container's share of the processors, microseconds and period: in one
 file (version 2) or in two (version 1)."""
 
 MEMORY = Path("/proc/meminfo")
@@ -43,19 +44,15 @@ def available_cores() -> int:
 
 def _quota() -> float:
     """Processors that the container may keep busy; infinite without a limit."""
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
+    for names in CPU_QUOTAS:
         try:
-            quota = (CGROUP / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii")
-            period = (CGROUP / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii")
-        except OSError:
-            return math.inf
-    try:
-        share = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # "max"
-        return math.inf
-    return share if share > 0 else math.inf  # -1: no limit
+            texts = [(CGROUP / name).read_text(encoding="ascii") for name in names]
+            quota, period = map(int, " ".join(texts).split())
+            if quota > 0:  # -1: no limit
+                return quota / period
+        except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file
+            continue
+    return math.inf
 
 
 @cache

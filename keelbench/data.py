@@ -155,13 +155,17 @@ def _words(argument: str, spec: DataSpec) -> TokenSource:
             f"{spec.source} is not UTF-8: byte {error.start:,} is {raw[error.start]:#04x}",
             "text:PATH takes any file as bytes",
         ) from None
-    vocab = spec.vocab or max(2, min(WORDS, len(counts) + 1))
-    if vocab < 2:
-        raise KeelbenchError(f"data.vocab is {vocab}: words needs at least 2 tokens")
+    vocab = _at_least_two(spec.vocab or max(2, min(WORDS, len(counts) + 1)), "words")
     ids = {word: i for i, (word, _) in enumerate(counts.most_common(vocab - 1))}
     rest = len(ids)
     tokens = np.fromiter((ids.get(word, rest) for word in words), np.uint32, len(words))
     return TokenSource(spec.source, tokens, vocab)
+
+
+def _at_least_two(vocab: int, kind: str) -> int:
+    if vocab < 2:
+        raise KeelbenchError(f"data.vocab is {vocab}: {kind} needs at least 2 tokens")
+    return vocab
 
 
 def _text(argument: str, spec: DataSpec) -> TokenSource:
@@ -249,9 +253,7 @@ MARKOV_TOKENS = 1 << 20
 
 def _markov(argument: str, spec: DataSpec) -> TokenSource:
     """Synthetic tokens from a first-order chain whose entropies are known in closed form."""
-    vocab = spec.vocab or MARKOV_STATES
-    if vocab < 2:
-        raise KeelbenchError(f"data.vocab is {vocab}: markov needs at least 2 tokens")
+    vocab = _at_least_two(spec.vocab or MARKOV_STATES, "markov")
     transition = markov_transition(vocab)
     generator = np.random.default_rng(0)
     thresholds = transition.cumsum(axis=1).tolist()

@@ -87,9 +87,10 @@ def rejudge(
         that this detector has measured itself meanwhile stays as measured.
     """
     for record in records:
-        reading, new = rejudged(record)
-        if reading is not Reading.CURRENT and store.has(_current_id(record)):
+        if is_older(record) and store.has(_id(record.cell, record.seed)):
             reading, new = Reading.SUPERSEDED, record
+        else:
+            reading, new = rejudged(record)
         if not is_dry:
             if reading.is_kept:
                 store.save(new)
@@ -98,8 +99,8 @@ def rejudge(
         yield reading, record, new
 
 
-def _current_id(record: Record) -> str:
-    return record_id(record.cell, record.seed, DETECTOR_VERSION)
+def _id(cell: CellSpec, seed: int) -> str:
+    return record_id(cell, seed, DETECTOR_VERSION)
 
 
 def rejudgeable(cells: Sequence[CellSpec], seeds: Sequence[int], store: Store) -> int:
@@ -109,7 +110,7 @@ def rejudgeable(cells: Sequence[CellSpec], seeds: Sequence[int], store: Store) -
         record_id(cell, seed, version)
         for cell in cells
         for seed in seeds
-        if not store.has(record_id(cell, seed, DETECTOR_VERSION))
+        if not store.has(_id(cell, seed))
         for version in versions
     )
     return sum(_could_be_rejudged(store, name) for name in older if store.has(name))

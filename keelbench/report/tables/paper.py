@@ -44,7 +44,7 @@ def paper_tables(records: Sequence[Record]) -> list[Table]:
     for cell in group(records):
         if cell.spec.model.arch in PAPER_TABLE_1.get(cell.spec.model.depth, {}):
             families.setdefault(cell.family, []).extend(cell.lanes)
-    return [paper_table(lanes) for lanes in families.values() or [[]]]
+    return [paper_table(lanes) for lanes in families.values()] or [paper_table(records)]
 
 
 def paper_table(records: Sequence[Record]) -> Table:
@@ -60,7 +60,7 @@ def paper_table(records: Sequence[Record]) -> Table:
     stuck = _stagnated(records)
     rows: list[Row] = []
     notes = []
-    found = rows_of(summarise(records, reference=None)) if records else []
+    found = rows_of(summarise(records, reference=None))
     for depth, paper in PAPER_TABLE_1.items():
         ours = {
             row["arch"]: row for row in found if row["depth"] == depth and row["arch"] in paper
